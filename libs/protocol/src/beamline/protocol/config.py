@@ -1,0 +1,242 @@
+"""The run configuration: one small frozen struct tree a service. Defaults are written here and nowhere else.
+
+A recipe (YAML) fills it in; `beamline.runtime.recipe` converts and checks it, so everything past that door is trusted.
+Keys are given as in Hydra overrides: `trainer.eval_interval=10`.
+"""
+
+from enum import StrEnum
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+Positive = Annotated[int, Meta(gt=0)]
+NonNegative = Annotated[int, Meta(ge=0)]
+PositiveFloat = Annotated[float, Meta(gt=0)]
+NonNegativeFloat = Annotated[float, Meta(ge=0)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of every part of the configuration."""
+
+
+class Placement(StrEnum):
+    COLOCATED = "colocated"
+    DISAGGREGATED = "disaggregated"
+
+
+class RunSection(Section, kw_only=True):
+    name: str = "run"
+    """One NATS subject token; also the run's folder under `dir`."""
+    dir: str = "runs"
+    """Summary, report, metrics, logs, evaluation dumps and checkpoints lie in `<dir>/<name>`."""
+    seed: int = 0
+    placement: Placement = Placement.COLOCATED
+    """colocated: services take turns on the devices, a phase is a lease. disaggregated: phases overlap."""
+    loggers: list[str] = msgspec.field(default_factory=lambda: ["console", "jsonl"])
+
+
+class ModelSection(Section, kw_only=True):
+    path: str = ""
+    """Hugging Face directory, or `asset:NAME` for one that ships with beamline.models."""
+    dtype: str = "float32"
+
+
+class EvalSet(Section, kw_only=True):
+    path: str
+    """Parquet file."""
+    name: str = ""
+    """Metric name, `eval/<name>/*`; empty takes the rows' data_source."""
+    num_samples: Positive = 8
+    temperature: NonNegativeFloat = 1.0
+    """0 is greedy; num_samples must then be 1."""
+    max_problems: NonNegative = 0
+    """0 takes all."""
+
+    def __post_init__(self) -> None:
+        if self.temperature == 0 and self.num_samples != 1:
+            raise ValueError(f"num_samples={self.num_samples} with temperature=0: greedy samples are all alike, use 1")
+
+
+class DataSection(Section, kw_only=True):
+    train: str = ""
+    """Parquet file of training prompts, or `task:chained-sums` to generate it into the run's folder."""
+    evals: list[EvalSet] = msgspec.field(default_factory=list[EvalSet])
+    max_prompt_tokens: Positive = 2048
+    """Longer prompts are dropped and counted."""
+    shuffle: bool = True
+    chat_template_kwargs: dict[str, str | int | float | bool] = msgspec.field(
+        default_factory=lambda: {"reasoning_effort": "minimal"}
+    )
+
+
+class AlgorithmSection(Section, kw_only=True):
+    advantage: str = "grpo"
+    normalize_std: bool = True
+    """false is Dr.GRPO's r - mean."""
+    drop_zero_variance: bool = True
+    """End a group whose rewards are all equal as filtered; it has no gradient."""
+    clip_low: PositiveFloat = 0.2
+    clip_high: PositiveFloat = 0.28
+    """clip-higher; equal to clip_low it is plain GRPO."""
+    dual_clip: float | None = None
+    """c > 1 bounds the loss of A < 0."""
+    reduction: str = "token_mean"
+    num_mini_batches: Positive = 2
+    """Optimizer updates a step."""
+
+    def __post_init__(self) -> None:
+        if self.advantage != "grpo":
+            raise ValueError(f"advantage={self.advantage!r}: must be 'grpo'")
+        if self.reduction != "token_mean":
+            raise ValueError(f"reduction={self.reduction!r}: must be 'token_mean'")
+        if self.dual_clip is not None and self.dual_clip <= 1:
+            raise ValueError(f"dual_clip={self.dual_clip}: must be above 1")
+
+
+class SamplingSection(Section, kw_only=True):
+    groups_per_step: Positive = 64
+    samples_per_group: Positive = 8
+    max_response_tokens: Positive = 8192
+    temperature: PositiveFloat = 1.0
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+
+
+class EngineSection(Section, kw_only=True):
+    kv_cache_mib: Positive = 256
+    max_num_seqs: Positive = 256
+    max_num_batched_tokens: Positive = 4096
+    block_size: Positive = 32
+    threads: NonNegative = 0
+    """CPU threads; 0 takes all of the machine's cores when colocated, else half."""
+    tensor_parallel: Positive = 1
+    pipeline_parallel: Positive = 1
+    prefix_caching: bool = True
+
+    def __post_init__(self) -> None:
+        if self.block_size % 32:
+            raise ValueError(f"block_size={self.block_size}: must be a multiple of 32 on a CPU")
+
+
+class RolloutSection(Section, kw_only=True):
+    replicas: Positive = 1
+    """Engines that serve one work queue."""
+    groups_in_flight: Positive = 64
+    """Groups that one replica holds at a time."""
+    group_deadline_s: PositiveFloat = 600.0
+    sampling: SamplingSection = SamplingSection()
+    engine: EngineSection = EngineSection()
+    canary_tolerance: PositiveFloat = 1e-3
+    """A worker whose log-probabilities differ by more from the trainer's after a sync refuses the new version."""
+
+
+class OverlongSection(Section, kw_only=True):
+    buffer_tokens: NonNegative = 0
+    """0 is off. The last buffer_tokens before max_response_tokens are penalised linearly (DAPO)."""
+    factor: NonNegativeFloat = 1.0
+
+
+class RewardSection(Section, kw_only=True):
+    grader: str = "math_dapo"
+    """math_dapo or math_verify."""
+    workers: Positive = 1
+    """Processes in which graders run, each of which can be killed."""
+    grade_timeout_s: PositiveFloat = 10.0
+    overlong: OverlongSection = OverlongSection()
+
+
+class OptimizerSection(Section, kw_only=True):
+    lr: PositiveFloat = 1e-6
+    betas: tuple[Share, Share] = (0.9, 0.95)
+    eps: PositiveFloat = 1e-8
+    weight_decay: NonNegativeFloat = 0.0
+    max_grad_norm: PositiveFloat = 1.0
+    warmup_steps: NonNegative = 0
+    """Optimizer steps' train steps of linear warm-up."""
+    decay: str = "constant"
+    """constant, linear or cosine: from the end of the warm-up to the last step."""
+    min_lr_ratio: Share = 0.0
+    """Share of lr at the end of the decay."""
+
+    def __post_init__(self) -> None:
+        if self.decay not in ("constant", "linear", "cosine"):
+            raise ValueError(f"decay={self.decay!r}: must be constant, linear or cosine")
+
+
+class ParallelSection(Section, kw_only=True):
+    tensor: Positive = 1
+    expert: Positive = 1
+    pipeline: Positive = 1
+    data: Positive = 1
+
+
+class TrainerSection(Section, kw_only=True):
+    num_steps: NonNegative = 50
+    """MAX_TRAINING_STEPS. 0 evaluates only."""
+    eval_interval: NonNegative = 5
+    """Steps between evaluations; 0 is off, the first and the last included."""
+    max_tokens_per_micro_batch: Positive = 16384
+    threads: NonNegative = 0
+    """CPU threads; 0 takes all of the machine's cores when colocated, else half."""
+    optimizer: OptimizerSection = OptimizerSection()
+    parallel: ParallelSection = ParallelSection()
+    checkpoint_path: str = ""
+    """Empty is `<run folder>/checkpoints`."""
+
+
+class CoordinatorSection(Section, kw_only=True):
+    max_staleness: NonNegative = 0
+    """0 is synchronous training."""
+    max_attempts: Positive = 3
+    """Tries of a group before it ends as failed."""
+    start_deadline_s: PositiveFloat = 300.0
+    """Until every service must have sent its first heartbeat and loaded policy 0."""
+    step_deadline_s: PositiveFloat = 1800.0
+    """Until a step's wait (groups, update, load) must have ended."""
+
+
+class BusSection(Section, kw_only=True):
+    prefix: str = "beamline"
+    url: str = ""
+    """Empty starts a server of the run's own on loopback."""
+    blob_store: str = "shm"
+    """shm (one host) or jetstream (across hosts)."""
+    ack_wait_s: PositiveFloat = 15.0
+    """Redelivery after this long without an in-progress ack."""
+
+    def __post_init__(self) -> None:
+        if self.blob_store not in ("shm", "jetstream"):
+            raise ValueError(f"blob_store={self.blob_store!r}: must be shm or jetstream")
+
+
+class RunConfig(Section, kw_only=True):
+    """A whole run. Sections are named after the service that owns the setting."""
+
+    run: RunSection = RunSection()
+    model: ModelSection = ModelSection()
+    data: DataSection = DataSection()
+    algorithm: AlgorithmSection = AlgorithmSection()
+    coordinator: CoordinatorSection = CoordinatorSection()
+    rollout: RolloutSection = RolloutSection()
+    reward: RewardSection = RewardSection()
+    trainer: TrainerSection = TrainerSection()
+    bus: BusSection = BusSection()
+
+    def __post_init__(self) -> None:
+        sampling, overlong = self.rollout.sampling, self.reward.overlong
+        if self.algorithm.num_mini_batches > sampling.groups_per_step:
+            raise ValueError(
+                f"algorithm.num_mini_batches={self.algorithm.num_mini_batches} exceeds "
+                f"rollout.sampling.groups_per_step={sampling.groups_per_step}: a mini-batch needs a group"
+            )
+        if overlong.buffer_tokens >= sampling.max_response_tokens:
+            raise ValueError(
+                f"reward.overlong.buffer_tokens={overlong.buffer_tokens} must be under "
+                f"rollout.sampling.max_response_tokens={sampling.max_response_tokens}"
+            )
+
+    @property
+    def max_model_tokens(self) -> int:
+        """Longest sequence: prompt and response."""
+        return self.data.max_prompt_tokens + self.rollout.sampling.max_response_tokens
