@@ -30,6 +30,8 @@ RMS_NORM_EPS = 1e-6
 # Beam's post-normed branches have unit size: embeddings much smaller than one would drown in them.
 EMBEDDING_STD = 1.0
 HEAD_STD = 0.02
+# Large enough that a forgotten soft cap shows.
+RANDOMISED_HEAD_STD = 0.2
 WEIGHT_STD = 0.08
 
 
@@ -186,7 +188,9 @@ def _initial(name: str, shape: tuple[int, ...], seed: int, randomise: bool) -> n
         return 0.1 * noise if randomise else np.zeros(shape, np.float32)
     if name == "model.embed_tokens.weight":
         return EMBEDDING_STD * noise
-    return (HEAD_STD if name == "lm_head.weight" and not randomise else WEIGHT_STD) * noise
+    if name == "lm_head.weight":
+        return (RANDOMISED_HEAD_STD if randomise else HEAD_STD) * noise
+    return WEIGHT_STD * noise
 
 
 def _common_config(spec: Spec) -> dict[str, Any]:
