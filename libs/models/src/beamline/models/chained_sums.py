@@ -17,6 +17,9 @@ FIRST_TERMS = range(2, 13)
 STEP_SIZES = range(2, 10)
 NUM_STEPS = (3, 4)
 TOTALS = range(21)
+EVAL_SEED, WARM_START_SEED, TRAIN_SEED = 101, 102, 103
+MAX_EVAL_PROBLEMS = 1_024
+NUM_WARM_START_PROBLEMS = 40_000
 
 
 @dataclass(frozen=True)
@@ -90,3 +93,19 @@ def solve(problem: Problem, flaws: Flaws = NO_FLAWS, generator: random.Random | 
         lines.append(f"{total}{step:+d}={result}")
         total = result
     return "\n".join([*lines, f"Answer: {total}"])
+
+
+def eval_problems(number: int = 256) -> list[Problem]:
+    """The held-out problems: in neither `warm_start_problems` nor `train_problems`."""
+    return distinct_problems(EVAL_SEED, number)
+
+
+def warm_start_problems() -> list[Problem]:
+    """The problems whose flawed solutions made the shipped models."""
+    return distinct_problems(WARM_START_SEED, NUM_WARM_START_PROBLEMS, exclude=eval_problems(MAX_EVAL_PROBLEMS))
+
+
+def train_problems(number: int = 20_000) -> list[Problem]:
+    """Problems for reinforcement learning, new to a warm-started model."""
+    held_out = [*eval_problems(MAX_EVAL_PROBLEMS), *warm_start_problems()]
+    return distinct_problems(TRAIN_SEED, number, exclude=held_out)

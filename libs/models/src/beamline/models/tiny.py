@@ -167,6 +167,11 @@ def build(spec: Spec, directory: Path, seed: int, dtype: DType = "float32", rand
     tensors = {name: _initial(name, shape, seed, randomise) for name, shape in spec.shapes()}
     dtypes = {name: "float32" if keeps_float32(name) else dtype for name in tensors}
     checkpoint_file.write(directory / "model.safetensors", tensors, dtypes)
+    write_description(spec, directory, dtype)
+
+
+def write_description(spec: Spec, directory: Path, dtype: DType) -> None:
+    """Write all of a model's directory but its weights, which are stored as `dtype`."""
     token_ids = {"eos_token_id": tokenizer.END_OF_TURN_ID, "pad_token_id": tokenizer.PAD_ID, "bos_token_id": None}
     _write_json(directory / "config.json", {**spec.config(), **token_ids, "dtype": dtype})
     generation = {**token_ids, "eos_token_id": [tokenizer.END_OF_TURN_ID, tokenizer.PAD_ID], "do_sample": True}
