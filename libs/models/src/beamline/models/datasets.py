@@ -140,7 +140,9 @@ def read_rows(path: Path | str) -> Iterator[PromptRow]:
     missing = [column for column in COLUMNS if column not in file.schema_arrow.names]
     if missing:
         names = ", ".join(file.schema_arrow.names)
-        raise ValueError(f"{path} has no column {missing[0]!r} (it has {names}): prepare it with `beamline data prepare`")
+        raise ValueError(
+            f"{path} has no column {missing[0]!r} (it has {names}): prepare it with `beamline data prepare`"
+        )
     return _iterate_rows(path, file)
 
 
