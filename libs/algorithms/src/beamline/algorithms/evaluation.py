@@ -1,7 +1,6 @@
-"""An evaluated data set in numbers. Legend: P problems, n samples of a problem; None is an abstained grade."""
+"""An evaluated data set in numbers. Legend: P problems, N samples of a problem."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import comb
 
 import numpy as np
@@ -9,41 +8,29 @@ import numpy as np
 NUM_RESAMPLES = 1000
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProblemOutcome:
-    """The samples of one problem, one entry a sample in each field."""
-
-    correct: Sequence[bool | None]
-    """None where the grader abstained."""
-    response_lengths: Sequence[int]
-    truncated: Sequence[bool]
-    """Ended by the length limit."""
-
-
-def summarize(problems_P: Sequence[ProblemOutcome], *, seed: int) -> dict[str, float]:
-    """The statistics of one data set, under the names that follow `eval/<data source>/`.
+def summarise(correct_PN: Sequence[Sequence[bool]], *, seed: int) -> dict[str, float]:
+    """Accuracy and pass@k of one data set, under the names that follow `eval/<data source>/`.
 
     `accuracy` is the mean over problems of the share of correct samples (avg@n), with `accuracy_low` and
     `accuracy_high` its 95 % bootstrap interval over problems; `pass_at_k` for k = 1, 2, 4, ... up to the fewest
-    graded samples of a problem; `mean_length` in tokens; `truncated` and `abstained` as shares of samples. Abstained
-    samples count in neither accuracy nor pass@k, and problems without a graded sample are left out.
+    samples of a problem.
 
-    Raises:
-        ValueError: no problem has a graded sample.
+    Args:
+        correct_PN: the graded samples of each problem, at least one; abstained samples and problems without a graded
+            one are left out by the caller, so that they count neither as correct nor as wrong.
+        seed: of the bootstrap.
+
+    Returns:
+        The statistics; none at all for no problems, which have no accuracy.
     """
-    graded_P = [kept for problem in problems_P if (kept := [c for c in problem.correct if c is not None])]
-    if not graded_P:
-        raise ValueError(f"none of {len(problems_P)} problems has a graded sample: there is no accuracy to report")
-    shares_P = [sum(graded) / len(graded) for graded in graded_P]
+    if not correct_PN:
+        return {}
+    shares_P = [sum(samples_N) / len(samples_N) for samples_N in correct_PN]
     low, high = bootstrap_interval(shares_P, seed=seed)
     values = {"accuracy": float(np.mean(shares_P)), "accuracy_low": low, "accuracy_high": high}
-    fewest = min(len(graded) for graded in graded_P)
+    fewest = min(len(samples_N) for samples_N in correct_PN)
     for k in (2**i for i in range(fewest.bit_length())):
-        values[f"pass_at_{k}"] = float(np.mean([pass_at_k(len(g), sum(g), k) for g in graded_P]))
-    samples = [c for problem in problems_P for c in problem.correct]
-    values["mean_length"] = float(np.mean([n for problem in problems_P for n in problem.response_lengths]))
-    values["truncated"] = float(np.mean([t for problem in problems_P for t in problem.truncated]))
-    values["abstained"] = samples.count(None) / len(samples)
+        values[f"pass_at_{k}"] = float(np.mean([pass_at_k(len(c), sum(c), k) for c in correct_PN]))
     return values
 
 
