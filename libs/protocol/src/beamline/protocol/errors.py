@@ -6,6 +6,8 @@
     ├── BlobError            a blob that is missing, cut short or damaged
     ├── WeightError          weights that are missing, damaged, or not those of this model
     ├── DeadlineExceeded     a wait that ran out; says what it waited for
+    ├── BusUnavailable       no broker at the address, or it turned the connection away
+    ├── PermissionDenied     the broker does not let this service use a subject
     ├── Rejected             this input will never work: publish a failure, acknowledge the input
     └── Retryable            this input may work later: ask for redelivery
 
@@ -45,6 +47,14 @@ class DeadlineExceeded(BeamlineError, TimeoutError):
         super().__init__(f"waited {deadline_s:g} s for {waiting_for}")
         self.waiting_for = waiting_for
         self.deadline_s = deadline_s
+
+
+class BusUnavailable(BeamlineError):
+    """The broker cannot be reached or used. Its text gives the address and the mend."""
+
+
+class PermissionDenied(BeamlineError):
+    """The broker refused a subject to this service's user."""
 
 
 class Rejected(BeamlineError):

@@ -1,0 +1,200 @@
+"""Serving a work queue: take, call the handler, publish its result, acknowledge. Both buses run this code.
+
+The one broad `except` of Beamline is the task group of `serve`: what a handler raises beside Retryable and Rejected
+leaves `serve`, and the process ends.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import Protocol
+
+from beamline.protocol.codec import decode
+from beamline.protocol.errors import BeamlineError, ProtocolError, Rejected, Retryable
+from beamline.protocol.messages import Message
+from beamline.runtime.bus import Gate, Handler, OnRejected
+from beamline.runtime.trace_context import handling_span
+
+log = logging.getLogger(__name__)
+
+_GATE_TURNS = 16
+"""Turns of the event loop in which an open gate must have returned; a closed one waits for longer."""
+
+
+class Delivery(Protocol):
+    """One input, taken but not yet acknowledged."""
+
+    @property
+    def payload(self) -> bytes: ...
+
+    @property
+    def headers(self) -> Mapping[str, str]: ...
+
+    @property
+    def num_delivered(self) -> int:
+        """1 at the first delivery."""
+        ...
+
+    async def ack(self) -> None:
+        """Done: never deliver it again."""
+        ...
+
+    async def nak(self, delay_s: float = 0.0) -> None:
+        """Deliver it again, to anyone, after a delay."""
+        ...
+
+    async def term(self) -> None:
+        """Unreadable: never deliver it again."""
+        ...
+
+    async def in_progress(self) -> None:
+        """Still at it: start the ack wait anew."""
+        ...
+
+
+class Source(Protocol):
+    """Where a queue's inputs come from."""
+
+    async def take(self, num_free: int) -> Delivery:
+        """The next input; up to `num_free` may be fetched from the broker at once."""
+        ...
+
+    async def give_back(self) -> None:
+        """Return everything that was fetched but not taken, and fetch nothing more until the next `take`."""
+        ...
+
+
+class WorkQueue:
+    """One worker's place at a service's queue.
+
+    Args:
+        service: whose queue it is.
+        source: yields the inputs.
+        handle: message in, message out.
+        publish: sends a result; returns when it is stored.
+        on_rejected: makes the failure to publish for an input that will never work.
+        concurrency: handlers at a time.
+        gate: awaited before an input is taken; an open gate returns without waiting on anything.
+        max_deliveries: an input delivered more often is rejected as "redelivered".
+        in_progress_every_s: period of the acks that hold an input while its handler runs.
+    """
+
+    def __init__(
+        self,
+        service: str,
+        source: Source,
+        handle: Handler,
+        publish: Callable[[Message], Awaitable[None]],
+        *,
+        on_rejected: OnRejected | None,
+        concurrency: int,
+        gate: Gate | None,
+        max_deliveries: int,
+        in_progress_every_s: float,
+    ) -> None:
+        self._service = service
+        self._source = source
+        self._handle = handle
+        self._publish = publish
+        self._on_rejected = on_rejected
+        self._concurrency = concurrency
+        self._gate = gate
+        self._max_deliveries = max_deliveries
+        self._in_progress_every_s = in_progress_every_s
+        self._num_free = concurrency
+        self._slot_freed = asyncio.Event()
+
+    async def serve(self) -> None:
+        """Serve until cancelled; inputs whose handlers are cancelled with it are given back for redelivery.
+
+        Consumes the queue's messages, produces their results, waits for a free slot, the gate and the next input.
+        """
+        try:
+            async with asyncio.TaskGroup() as handlers:
+                while True:
+                    delivery = await self._next()
+                    self._num_free -= 1
+                    handlers.create_task(self._answer(delivery)).add_done_callback(self._free_slot)
+        except BaseExceptionGroup as failures:
+            raise _first_leaf(failures) from None
+        finally:
+            with suppress(BeamlineError):
+                await self._source.give_back()
+
+    async def _next(self) -> Delivery:
+        while True:
+            while self._num_free == 0:
+                self._slot_freed.clear()
+                await self._slot_freed.wait()
+            if self._gate is not None:
+                await self._gate()
+            delivery = await self._source.take(self._num_free)
+            if self._gate is None or await _is_open(self._gate):
+                return delivery
+            await delivery.nak()
+            await self._source.give_back()
+
+    def _free_slot(self, _: asyncio.Task[None]) -> None:
+        self._num_free += 1
+        self._slot_freed.set()
+
+    async def _answer(self, delivery: Delivery) -> None:
+        """Take one input to its ack, nak or term."""
+        try:
+            message = decode(delivery.payload)
+        except ProtocolError as error:
+            log.error("dropped a message from the queue of %s: %s", self._service, error)
+            await delivery.term()
+            return
+        holding = asyncio.create_task(self._hold(delivery))
+        try:
+            result = await self._result(message, delivery)
+            if result is not None:
+                await self._publish(result)
+            await delivery.ack()
+        except Retryable as error:
+            log.warning("%s will see %s again: %s", self._service, type(message).__name__, error)
+            await delivery.nak(error.delay_s)
+        except asyncio.CancelledError:
+            with suppress(BeamlineError):
+                await delivery.nak()
+            raise
+        finally:
+            holding.cancel()
+
+    async def _result(self, message: Message, delivery: Delivery) -> Message | None:
+        kind = type(message).__name__
+        try:
+            if delivery.num_delivered > self._max_deliveries:
+                raise Rejected("redelivered", f"{kind} was delivered {delivery.num_delivered} times without an answer")
+            with handling_span(self._service, message, delivery.headers):
+                return await self._handle(message)
+        except Rejected as rejected:
+            log.warning("%s rejected %s (%s): %s", self._service, kind, rejected.kind, rejected)
+            return self._on_rejected(message, rejected) if self._on_rejected is not None else None
+
+    async def _hold(self, delivery: Delivery) -> None:
+        while True:
+            await asyncio.sleep(self._in_progress_every_s)
+            await delivery.in_progress()
+
+
+async def _is_open(gate: Gate) -> bool:
+    """Whether the gate returns at once."""
+    passing = asyncio.ensure_future(gate())
+    for _ in range(_GATE_TURNS):
+        if passing.done():
+            break
+        await asyncio.sleep(0)
+    if passing.done():
+        passing.result()
+        return True
+    passing.cancel()
+    await asyncio.gather(passing, return_exceptions=True)
+    return False
+
+
+def _first_leaf(failures: BaseExceptionGroup[BaseException]) -> BaseException:
+    first = failures.exceptions[0]
+    return _first_leaf(first) if isinstance(first, BaseExceptionGroup) else first
