@@ -233,6 +233,15 @@ class LeaseReport(Message, kw_only=True, tag="LeaseReport/1"):
     resident_bytes: int
 
 
+class CheckpointSaved(Message, kw_only=True, tag="CheckpointSaved/1"):
+    """Trainer to coordinator: the checkpoint of that step is complete."""
+
+    step: int
+    path: str
+    num_bytes: int
+    save_s: float
+
+
 class WorkerState(StrEnum):
     STARTING = "starting"
     READY = "ready"
@@ -325,6 +334,7 @@ AnyMessage = (
     | PolicyLoaded
     | Phase
     | LeaseReport
+    | CheckpointSaved
     | Heartbeat
     | ServiceFailed
     | Metrics

@@ -2,7 +2,7 @@
 
     work.rollout.train|eval   PromptGroup                      work queue, durable "rollout"
     work.reward               TrajectoryGroup                  work queue, durable "reward"
-    work.coordinator          ScoredGroup, GroupFailed, PolicyLoaded, LeaseReport   work queue, durable "coordinator"
+    work.coordinator          ScoredGroup, GroupFailed, PolicyLoaded, LeaseReport, CheckpointSaved   likewise
     work.trainer              TrainBatch                       work queue, durable "trainer"
     policy, phase             PolicyUpdate, Phase              last value kept
     journal                   the coordinator's own records    kept for the whole run
@@ -109,6 +109,8 @@ class Subjects(msgspec.Struct, frozen=True):
                 return _kept(f"{work}.coordinator", message, *key)
             case m.LeaseReport():
                 return _kept(f"{work}.coordinator", message, message.worker, message.incarnation, message.sequence)
+            case m.CheckpointSaved():
+                return _kept(f"{work}.coordinator", message, message.step)
             case m.PolicyUpdate():
                 return Route(self.policy, None, persistent=True)
             case m.Phase():

@@ -1,0 +1,246 @@
+"""One run from start to end: the coordinator's main loop, and the loops beside it.
+
+The main loop consumes scored groups and policy updates and produces phases and train batches. Beside it, `admit` issues
+prompts while the ledger has room, `collect` takes what rollout, reward and trainer answer, `follow` keeps the newest
+policy update, `listen` the heartbeats. All of them meet in the state and wake each other by its pulse.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from opentelemetry import trace
+
+from beamline.coordinator import journal as j
+from beamline.coordinator.admission import Admission
+from beamline.coordinator.batching import split_useless, train_batch
+from beamline.coordinator.control import Control
+from beamline.coordinator.core import Core
+from beamline.coordinator.evaluator import Evaluator
+from beamline.coordinator.lease import Lease
+from beamline.coordinator.ledger import BatchPlan
+from beamline.coordinator.recorder import Recorder
+from beamline.coordinator.step_report import PhaseClock, group_metrics, throughput
+from beamline.protocol import messages as m
+from beamline.protocol.errors import BeamlineError
+
+tracer = trace.get_tracer(__name__)
+
+MAX_EMPTY_BATCHES = 20
+"""So many draws without one useful group end the run: there is nothing left to learn from."""
+
+
+class Coordinator:
+    """The parts are chosen in `__main__`; nothing here knows which bus, lease or blob store it has."""
+
+    def __init__(
+        self, core: Core, admission: Admission, evaluator: Evaluator, lease: Lease, recorder: Recorder
+    ) -> None:
+        self.core, self.ledger = core, core.ledger
+        self.admission = admission
+        self.evaluator = evaluator
+        self.lease = lease
+        self.recorder = recorder
+        self.clock = PhaseClock()
+        self.saved: m.CheckpointSaved | None = None
+
+    async def run(self) -> None:
+        """The whole run: wait for the workers, then evaluate and step until the last step, save, write the summary."""
+        await self.start()
+        while self.ledger.step < self.core.last_step:
+            await self.evaluate_if_due()
+            await self.run_step()
+        await self.evaluate_if_due()
+        await self.checkpoint()
+        await self.finish()
+
+    @tracer.start_as_current_span("step")
+    async def run_step(self) -> None:
+        """Turn policy step-1 into policy step. Waits for scored groups, for the trainer, and for the workers' loads."""
+        groups = await self.draw_groups()
+        update = await self.train(groups)
+        await self.sync(update)
+        await self.report(groups, update)
+
+    async def draw_groups(self) -> list[m.ScoredGroup]:
+        """Generate until a batch holds at least one useful group; binds it to the step. Returns all that were drawn."""
+        drawn: list[m.ScoredGroup] = self.ledger.batch(self.ledger.pending_step or 0)
+        with self.clock.phase("generate"):
+            for _ in range(MAX_EMPTY_BATCHES):
+                if self.ledger.pending_step is not None:
+                    return drawn
+                await self.enter(m.PhaseName.GENERATE)
+                plan = await self.when(self.ledger.next_batch, self.missing_groups)
+                drawn += plan.groups
+                await self.bind(plan)
+        raise BeamlineError(
+            f"{MAX_EMPTY_BATCHES} batches in a row had no group with differing rewards: the task is solved, or out of "
+            "reach; change data.train or set algorithm.drop_zero_variance=false"
+        )
+
+    async def bind(self, plan: BatchPlan) -> None:
+        """Journal which groups the step trains, filters and finds stale."""
+        kept, filtered = split_useless(plan.groups, self.core.config.algorithm)
+        await self.core.commit(j.Batched(step=plan.step, kept=kept, filtered=filtered, stale=plan.stale))
+        await self.core.release(filtered + plan.stale)
+
+    async def train(self, drawn: list[m.ScoredGroup]) -> m.PolicyUpdate:
+        """Hand the bound groups to the trainer; its update ends them as trained."""
+        step = self.ledger.step + 1
+        groups = self.ledger.batch(step)
+        config = self.core.config
+        with self.clock.phase("train"):
+            await self.enter(m.PhaseName.TRAIN)
+            await self.core.bus.publish(train_batch(step, groups, config.algorithm, config.trainer.parallel.data))
+            update = await self.when(
+                lambda: self.core.update if self.core.update and self.core.update.step >= step else None,
+                lambda: f"PolicyUpdate for step {step} from the trainer",
+            )
+            await self.core.commit(j.Updated(step=step))
+            await self.core.release(group.group_id for group in drawn)
+        return update
+
+    async def sync(self, update: m.PolicyUpdate) -> None:
+        """Wait until every live worker serves the new policy."""
+        with self.clock.phase("sync"):
+            await self.enter(m.PhaseName.SYNC)
+            await self.when(
+                lambda: self.loaded(update.policy_version),
+                lambda: f"every rollout worker to load policy {update.policy_version}",
+            )
+            self.ledger.record_loaded(update.policy_version)
+
+    async def report(self, drawn: list[m.ScoredGroup], update: m.PolicyUpdate) -> None:
+        """Write the step down and tell whoever follows the run."""
+        values = {**group_metrics(update.step, drawn), **update.stats, **self.clock.lap()}
+        values |= {f"ledger/{name}": float(count) for name, count in self.ledger.counts().items()}
+        values |= {f"sync/canary_gap/{worker}": gap for worker, gap in self.core.roster.canary_gaps.items()}
+        values |= {f"resources/freed_bytes/{w}": float(n) for w, n in self.core.roster.freed_bytes().items()}
+        values |= {f"resources/rss_bytes/{w.worker}": float(w.rss_bytes) for w in self.core.roster.workers()}
+        values |= throughput(values)
+        self.core.metrics = values
+        self.recorder.record_step(update.step, values)
+        await self.core.bus.publish(
+            m.Metrics(service="coordinator", worker="coordinator", step=update.step, values=values)
+        )
+
+    async def evaluate_if_due(self) -> None:
+        """Evaluate before the first step, every `eval_interval` steps, and after the last."""
+        interval, step = self.core.config.trainer.eval_interval, self.ledger.step
+        due = interval > 0 and (step % interval == 0 or step >= self.core.last_step)
+        if not due or step in self.core.state.evaluated:
+            return
+        with self.clock.phase("evaluate"):
+            await self.enter(m.PhaseName.EVALUATE)
+            await self.evaluator.evaluate(step)
+            await self.core.commit(j.Evaluated(policy_version=step))
+
+    async def checkpoint(self) -> None:
+        """Have the trainer save its last policy."""
+        if self.ledger.step == 0:
+            return
+        await self.enter(m.PhaseName.CHECKPOINT)
+        await self.when(lambda: self.saved, lambda: "the trainer's checkpoint")
+
+    async def start(self) -> None:
+        """Wait until every service is alive and every worker serves the policy that the journal ends with."""
+        await self.admission.republish()
+        deadline_s = self.core.config.coordinator.start_deadline_s
+        await self.core.pulse.when(lambda: not self.missing_services(), self.missing_services, deadline_s)
+        self.ledger.record_loaded(self.ledger.step)
+        self.core.pulse.beat()
+        self.clock.lap()
+
+    async def finish(self) -> None:
+        """End what is in flight, say that the run is done, write summary and report."""
+        left = self.ledger.open_groups()
+        await self.core.commit(j.Closed())
+        await self.core.release(left)
+        await self.enter(m.PhaseName.DONE)
+        self.recorder.finish(
+            status="stopped" if self.core.stopping else "finished",
+            ledger=self.ledger.counts(),
+            checkpoint=self.saved.path if self.saved else "",
+        )
+
+    async def enter(self, phase: m.PhaseName) -> None:
+        """Acquire the lease for a phase of the step under way."""
+        if self.lease.phase is not phase:
+            await self.lease.acquire(phase, self.ledger.step + 1, self.ledger.step)
+            self.core.pulse.beat()
+
+    async def when[T](self, condition: Callable[[], T | None], waiting_for: Callable[[], str]) -> T:
+        """Wait on the state, at most `coordinator.step_deadline_s`."""
+        return await self.core.pulse.when(condition, waiting_for, self.core.config.coordinator.step_deadline_s)
+
+    def loaded(self, policy_version: int) -> bool:
+        """Whether the version is served everywhere. Raises BeamlineError when every worker refused it."""
+        roster, now = self.core.roster, time.monotonic()
+        workers = roster.alive("rollout", now)
+        if workers and all(worker.worker in roster.load_errors for worker in workers):
+            raise BeamlineError(f"no rollout worker could load policy {policy_version}: {roster.load_errors}")
+        return roster.loaded_everywhere(policy_version, now)
+
+    def missing_groups(self) -> str:
+        need = self.core.config.rollout.sampling.groups_per_step
+        return f"{need - self.ledger.num_fresh()} of {need} groups of step {self.ledger.step + 1} from rollout and reward"
+
+    def missing_services(self) -> str:
+        """What a start still lacks, in words; empty when everyone is there."""
+        roster, now, version = self.core.roster, time.monotonic(), self.ledger.step
+        missing = [f"a heartbeat of {name}" for name in ("reward", "trainer") if not roster.alive(name, now)]
+        if self.core.update is None:
+            missing.append("the trainer's policy 0")
+        if not roster.loaded_everywhere(version, now, at_least=self.core.config.rollout.replicas):
+            served = {worker.worker: roster.served_version(worker) for worker in roster.alive("rollout", now)}
+            missing.append(f"{self.core.config.rollout.replicas} rollout workers with policy {version} (now {served})")
+        return ", ".join(missing)
+
+    async def collect(self, message: m.Message) -> None:
+        """One answer from the ring."""
+        match message:
+            case m.ScoredGroup(purpose=m.Purpose.EVAL) | m.GroupFailed(purpose=m.Purpose.EVAL):
+                await self.evaluator.take(message)
+            case m.ScoredGroup() if self.ledger.awaits(message.group_id):
+                await self.core.commit(j.Scored(scored=message))
+            case m.ScoredGroup():
+                pass  # a second answer: the ledger has the first, or the group's end
+            case m.GroupFailed():
+                await self.admission.fail(message)
+            case m.PolicyLoaded():
+                self.core.roster.record_loaded(message)
+            case m.LeaseReport():
+                self.core.roster.record_release(message)
+            case m.CheckpointSaved():
+                self.saved = message
+            case _:
+                raise TypeError(f"{type(message).__name__} does not belong on the coordinator's queue")
+        self.core.pulse.beat()
+
+    async def follow(self, update: m.PolicyUpdate) -> None:
+        """The newest policy update."""
+        self.core.update = update
+        self.core.pulse.beat()
+
+    async def listen(self, message: m.Message) -> None:
+        """A worker's heartbeat."""
+        if isinstance(message, m.Heartbeat):
+            self.core.roster.record_heartbeat(message, time.monotonic())
+            self.core.pulse.beat()
+
+    async def serve(self) -> None:
+        """The whole coordinator: the main loop with the loops beside it; returns when the main loop has."""
+        bus = self.core.bus
+        beside = [
+            bus.work("coordinator", self.collect, concurrency=16),
+            bus.follow(m.PolicyUpdate, self.follow),
+            bus.subscribe(bus.subjects.heartbeat(), self.listen),
+            bus.serve(Control(self.core, self.lease).answer),
+            self.admission.admit(),
+            self.admission.expire(),
+        ]
+        async with asyncio.TaskGroup() as group:
+            loops = [group.create_task(loop) for loop in beside]
+            await self.run()
+            for loop in loops:
+                loop.cancel()

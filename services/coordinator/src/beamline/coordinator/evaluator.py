@@ -1,0 +1,110 @@
+"""Runs evaluations through the ring and writes their results down."""
+
+import time
+from collections.abc import Callable
+
+from beamline.coordinator.core import Core
+from beamline.coordinator.cursor import Prompt
+from beamline.coordinator.eval_dumps import Completion
+from beamline.coordinator.evaluation import Evaluation, eval_groups
+from beamline.protocol.blobs import Trajectories, decode_blob
+from beamline.protocol.config import EvalSet
+from beamline.protocol.messages import EvalResult, GroupFailed, ScoredGroup
+from beamline.runtime.blob_store import BlobStore
+
+type RecordEval = Callable[[EvalResult, list[Completion]], None]
+type PromptsByName = dict[str, list[Prompt]]
+
+
+class Evaluator:
+    """All eval sets of a run.
+
+    Args:
+        core: the coordinator's shared part.
+        sets: each configured set with its prompts by metric name.
+        record: takes each result with its completions.
+    """
+
+    def __init__(self, core: Core, sets: list[tuple[EvalSet, PromptsByName]], record: RecordEval) -> None:
+        self._core = core
+        self._sets = sets
+        self._record = record
+        self._running: list[Evaluation] = []
+
+    async def evaluate(self, step: int) -> dict[str, float]:
+        """Sample, grade and record every set under the present policy. Returns `eval/<name>/<metric>` values."""
+        self._running = [evaluation for sets in self._sets for evaluation in self._begin(step, *sets)]
+        for evaluation in self._running:
+            for group in evaluation.waiting():
+                await self._core.bus.publish(group)
+        await self._core.pulse.when(
+            lambda: all(evaluation.complete for evaluation in self._running),
+            lambda: f"{sum(e.num_waiting for e in self._running)} problems of the evaluation at step {step}",
+            self._core.config.coordinator.step_deadline_s,
+        )
+        return await self._finish(step)
+
+    async def take(self, result: ScoredGroup | GroupFailed) -> None:
+        """A result from the ring; one that no running evaluation awaits is dropped with its blobs."""
+        owner = next((e for e in self._running if e.owns(result.group_id)), None)
+        if owner is None:
+            await self._core.release([result.group_id])
+            return
+        retry = owner.record(result)
+        if retry is not None:
+            await self._core.bus.publish(retry)
+
+    def _begin(self, step: int, eval_set: EvalSet, prompts: PromptsByName) -> list[Evaluation]:
+        config = self._core.config
+        # A restarted coordinator must not mistake an earlier boot's groups for its own, nor be deduplicated with them.
+        prefix = f"e{self._core.state.boots}-{step:05d}-{self._sets.index((eval_set, prompts))}"
+        return [
+            Evaluation(
+                name,
+                named,
+                eval_groups(
+                    named,
+                    eval_set,
+                    config.rollout.sampling,
+                    grader=config.reward.grader,
+                    prefix=f"{prefix}-{number}",
+                    policy_version=step,
+                    seed=config.run.seed,
+                    deadline=time.time() + config.coordinator.step_deadline_s,
+                ),
+                config.coordinator.max_attempts,
+            )
+            for number, (name, named) in enumerate(prompts.items())
+        ]
+
+    async def _finish(self, step: int) -> dict[str, float]:
+        values: dict[str, float] = {}
+        for evaluation in self._running:
+            result = evaluation.result(step, self._core.config.run.seed)
+            self._record(result, await _completions(evaluation, self._core.blobs))
+            await self._core.bus.publish(result)
+            await self._core.release(evaluation.group_ids())
+            values |= {f"eval/{result.name}/{metric}": value for metric, value in result.values.items()}
+        self._running = []
+        return values
+
+
+async def _completions(evaluation: Evaluation, blobs: BlobStore) -> list[Completion]:
+    """One for each sample, in the order of the problems."""
+    completions: list[Completion] = []
+    for group_id, scored in sorted(evaluation.scored.items()):
+        trajectories = decode_blob(Trajectories, await blobs.get(scored.trajectories))
+        for sample, grade in enumerate(scored.grades):
+            completions.append(
+                Completion(
+                    prompt=evaluation.prompts[group_id].text,
+                    completion=trajectories.texts[sample],
+                    grade=grade.reward,
+                    pred=grade.pred,
+                    why=grade.why,
+                    ground_truth=scored.task.ground_truth,
+                    response_length=scored.response_lengths[sample],
+                    finish_reason=scored.finish_reasons[sample].value,
+                )
+            )
+    return completions

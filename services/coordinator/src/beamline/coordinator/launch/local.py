@@ -1,0 +1,124 @@
+"""The services as processes of this machine, each in its own interpreter, session and log."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from beamline.coordinator.launch.guard import Guard, end_group
+from beamline.coordinator.launch.launcher import SERVICES, WorkerSpec
+from beamline.protocol.errors import ConfigError
+
+CHECKOUT = Path(__file__).resolve().parents[6]
+"""The folder that holds `services`."""
+
+type Command = Callable[[WorkerSpec], Sequence[str]]
+
+
+def interpreter(service: str, checkout: Path = CHECKOUT) -> Path:
+    """A service's own Python. Raises ConfigError when it is not there."""
+    path = checkout / "services" / service / ".venv" / "bin" / "python"
+    if not os.access(path, os.X_OK):
+        raise ConfigError(f"{path.relative_to(checkout)} is missing: run `make setup` in {checkout}")
+    return path
+
+
+def service_command(spec: WorkerSpec) -> Sequence[str]:
+    """How a service is started."""
+    module = f"beamline.{spec.service}"
+    return (
+        str(interpreter(spec.service)), "-m", module, "--run-dir", str(spec.run_dir), "--worker", spec.worker,
+    )  # fmt: skip
+
+
+def environment(base: Mapping[str, str], threads: int) -> dict[str, str]:
+    """What a service's process sees: the user's environment, less what would lead it astray, and the run's own.
+
+    Proxies would catch loopback traffic; Python's own variables belong to the interpreter that is running now.
+    """
+    kept = {
+        name: value
+        for name, value in base.items()
+        if not name.lower().endswith("_proxy") and name not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+    }
+    return kept | {
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+        "TORCH_COMPILE_DISABLE": "1",  # the first batch would stall for seconds; the engine runs eagerly
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_HOST_IP": "127.0.0.1",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+
+
+class LocalWorker:
+    """A process and what it started; its process group bears its pid."""
+
+    def __init__(self, process: asyncio.subprocess.Process, guard: Guard) -> None:
+        self._process = process
+        self._guard = guard
+        self.pid = process.pid
+
+    async def wait(self) -> int:
+        code = await self._process.wait()
+        end_group(self.pid)
+        self._guard.forget(self.pid)
+        return code
+
+    def signal(self, number: signal.Signals) -> None:
+        """Signal the process, not its children: it drains them itself."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(number)
+
+    @property
+    def ended(self) -> bool:
+        return self._process.returncode is not None
+
+
+class LocalLauncher:
+    """Starts workers on this machine. `command` says how, which tests use to start other programs."""
+
+    def __init__(self, guard: Guard, base_environment: Mapping[str, str], command: Command = service_command) -> None:
+        self._guard = guard
+        self._base_environment = base_environment
+        self._command = command
+        self._workers: list[LocalWorker] = []
+
+    def check(self) -> None:
+        for service in SERVICES:
+            interpreter(service)
+
+    async def start(self, spec: WorkerSpec) -> LocalWorker:
+        spec.log.parent.mkdir(parents=True, exist_ok=True)
+        with spec.log.open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                *self._command(spec),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment(self._base_environment, spec.threads),
+                start_new_session=True,
+            )
+        self._guard.watch(process.pid)
+        worker = LocalWorker(process, self._guard)
+        self._workers = [other for other in self._workers if not other.ended] + [worker]
+        return worker
+
+    async def stop(self, deadline_s: float) -> None:
+        running = [worker for worker in self._workers if not worker.ended]
+        for worker in running:
+            worker.signal(signal.SIGTERM)
+        ends = [asyncio.ensure_future(worker.wait()) for worker in running]
+        if ends:
+            await asyncio.wait(ends, timeout=deadline_s)
+        for worker in running:
+            end_group(worker.pid)
+        await asyncio.gather(*ends)
+        self._workers = []

@@ -1,0 +1,92 @@
+"""What a person watching a run is told: pure functions from the run's messages to lines of text."""
+
+from collections.abc import Callable, Mapping
+
+from beamline.protocol.messages import (
+    EvalResult, Heartbeat, Message, Metrics, Phase, PhaseName, ServiceFailed, WorkerState,
+)  # fmt: skip
+
+_PHASE_TIMINGS = ("generate", "score", "train", "sync", "evaluate", "checkpoint")
+
+type Show = Callable[[str], None]
+
+
+class Progress:
+    """Turns messages into lines, each told once; remembers where the run is for a progress bar.
+
+    Args:
+        num_steps: steps of the whole run.
+        now: seconds since the run's start.
+    """
+
+    def __init__(self, num_steps: int, now: Callable[[], float]) -> None:
+        self.num_steps = num_steps
+        self.step = 0
+        self.phase = PhaseName.START
+        self._now = now
+        self._states: dict[str, tuple[str, WorkerState]] = {}
+
+    def lines(self, message: Message) -> list[str]:
+        """What to show for a message; nothing for one that tells nothing new."""
+        match message:
+            case Heartbeat():
+                return self._worker(message)
+            case Phase():
+                return self._enter(message)
+            case Metrics() if message.service == "coordinator" and message.step > 0:
+                self.step = max(self.step, message.step)
+                return [step_line(message.step, self.num_steps, message.values)]
+            case EvalResult():
+                return [eval_line(message)]
+            case ServiceFailed():
+                return [f"{message.worker} failed: {message.error}"]
+            case _:
+                return []
+
+    def _worker(self, heartbeat: Heartbeat) -> list[str]:
+        """Only the way to being ready is told: starting, then ready."""
+        known = self._states.get(heartbeat.worker)
+        was_ready = known is not None and known[1] is not WorkerState.STARTING
+        if known is not None and known[0] == heartbeat.incarnation and (was_ready or known[1] is heartbeat.state):
+            return []
+        self._states[heartbeat.worker] = (heartbeat.incarnation, heartbeat.state)
+        if heartbeat.state is WorkerState.STARTING:
+            return [f"{self._now():6.1f} s  {heartbeat.worker} is starting"]
+        return [f"{self._now():6.1f} s  {heartbeat.worker} is ready ({heartbeat.rss_bytes / 2**20:.0f} MiB)"]
+
+    def _enter(self, phase: Phase) -> list[str]:
+        begins = phase.phase is not self.phase and phase.phase in (PhaseName.EVALUATE, PhaseName.CHECKPOINT)
+        self.phase = phase.phase
+        return [f"{phase.phase} policy {phase.policy_version}"] if begins else []
+
+
+def step_line(step: int, num_steps: int, values: Mapping[str, float]) -> str:
+    """A step in one line: `step  3/40  reward 0.412  ...  5.2 s (generate 2.1, train 2.6)`."""
+    parts = [f"step {step:>{len(str(num_steps))}}/{num_steps}"]
+    for label, name, form in (
+        ("reward", "reward/mean", ".3f"),
+        ("accuracy", "reward/accuracy", ".1%"),
+        ("length", "tokens/response_mean", ".1f"),
+        ("mismatch", "policy/mismatch_abs_mean", ".1e"),
+    ):
+        if name in values:
+            parts.append(f"{label} {values[name]:{form}}")
+    if "timing/step" in values:
+        shares = ", ".join(
+            f"{phase} {values[f'timing/{phase}']:.1f}" for phase in _PHASE_TIMINGS if values.get(f"timing/{phase}")
+        )
+        parts.append(f"{values['timing/step']:.1f} s" + (f" ({shares})" if shares else ""))
+    return "  ".join(parts)
+
+
+def eval_line(result: EvalResult) -> str:
+    """An evaluated set in one line; accuracies are shares of 1."""
+    values = result.values
+    interval = ""
+    if "accuracy_low" in values and "accuracy_high" in values:
+        interval = f" [{values['accuracy_low']:.1%}, {values['accuracy_high']:.1%}]"
+    accuracy = f"{values['accuracy']:.1%}{interval}" if "accuracy" in values else str(dict(values))
+    return (
+        f"eval {result.name} of policy {result.policy_version}: accuracy {accuracy} "
+        f"({result.num_problems} problems, {result.num_samples} each)"
+    )

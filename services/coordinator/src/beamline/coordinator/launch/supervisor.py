@@ -1,0 +1,138 @@
+"""Keeps a run's workers alive: what has died is started again, until that makes no sense any more."""
+
+import asyncio
+import signal
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from beamline.coordinator.launch.launcher import Launcher, WorkerSpec
+from beamline.protocol.errors import BeamlineError
+
+CONFIG_ERROR_EXIT = 2
+"""Exit code of a service that refuses its configuration; another try would end the same way."""
+
+NUM_TAIL_LINES = 30
+
+type Notify = Callable[[str], None]
+"""Shows the user one line."""
+
+
+class RunFailed(BeamlineError):
+    """The run cannot go on. Its text says which worker ended, how, and what it said last."""
+
+
+class RestartPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """How often and how fast a worker is started again."""
+
+    max_restarts: int = 5
+    window_s: float = 600.0
+    first_delay_s: float = 0.5
+    max_delay_s: float = 15.0
+
+    def delay_s(self, num_restarts: int) -> float:
+        """Wait before the restart that follows `num_restarts` others within the window."""
+        return min(self.first_delay_s * 2**num_restarts, self.max_delay_s)
+
+
+class Supervisor:
+    """Runs the workers until the coordinator has ended well.
+
+    Args:
+        launcher: starts and stops workers.
+        policy: how often a worker may come back.
+        notify: shows a line when something was started again.
+        now: monotonic clock in seconds.
+    """
+
+    def __init__(self, launcher: Launcher, policy: RestartPolicy, notify: Notify, now: Callable[[], float]) -> None:
+        self._launcher = launcher
+        self._policy = policy
+        self._notify = notify
+        self._now = now
+
+    async def run(self, specs: Sequence[WorkerSpec]) -> None:
+        """Start the workers and return when the coordinator has finished its run.
+
+        Raises:
+            RunFailed: a worker cannot be kept alive.
+        """
+        keepers = [asyncio.create_task(self._keep(spec), name=spec.worker) for spec in specs]
+        (leader,) = [keeper for keeper, spec in zip(keepers, specs, strict=True) if spec.service == "coordinator"]
+        pending = set(keepers)
+        try:
+            while leader in pending:
+                ended, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                for keeper in ended:
+                    keeper.result()
+        finally:
+            for keeper in pending:
+                keeper.cancel()
+            await asyncio.gather(*pending, return_exceptions=True)
+
+    async def _keep(self, spec: WorkerSpec) -> None:
+        """Start a worker again and again; returns only for a coordinator that has finished."""
+        restarts: deque[float] = deque()
+        while True:
+            worker = await self._launcher.start(spec)
+            code = await worker.wait()
+            if code == 0 and spec.service == "coordinator":
+                return
+            self._refuse_hopeless(spec, code)
+            now = self._now()
+            while restarts and now - restarts[0] > self._policy.window_s:
+                restarts.popleft()
+            if len(restarts) >= self._policy.max_restarts:
+                often = f"it was started {len(restarts)} times again within {self._policy.window_s:g} s"
+                raise RunFailed(f"{ending(spec, code)}; {often}. {last_words(spec.log)}")
+            delay_s = self._policy.delay_s(len(restarts))
+            restarts.append(now)
+            await asyncio.sleep(delay_s)
+            self._notify(f"{ending(spec, code)}; starting it again (log: {spec.log})")
+
+    def _refuse_hopeless(self, spec: WorkerSpec, code: int) -> None:
+        """Raises RunFailed where another start cannot help."""
+        if code == CONFIG_ERROR_EXIT:
+            raise RunFailed(last_line(spec.log) or ending(spec, code))
+        if spec.service == "trainer" and code != 0:
+            reason = "the optimizer's state went with it, so the run cannot go on: start it again"
+            raise RunFailed(f"{ending(spec, code)}; {reason}. {last_words(spec.log)}")
+        if spec.service == "coordinator" and code > 0:
+            # It gave up with a reason (a wait that ran out, a ledger that does not close): not a crash.
+            raise RunFailed(f"{ending(spec, code)}. {last_words(spec.log)}")
+
+
+def ending(spec: WorkerSpec, code: int) -> str:
+    """How a worker ended, in words."""
+    if code >= 0:
+        return f"{spec.worker} ended with exit code {code}"
+    try:
+        return f"{spec.worker} was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"{spec.worker} was killed by signal {-code}"
+
+
+def last_line(log: Path) -> str:
+    """The last line of a log that says something; empty if there is none."""
+    lines = _tail(log)
+    return lines[-1] if lines else ""
+
+
+def last_words(log: Path) -> str:
+    """The log's path and the last traceback in it, or else its last lines."""
+    lines = _tail(log)
+    if not lines:
+        return f"It wrote nothing to its log, {log}"
+    starts = [index for index, line in enumerate(lines) if line.startswith("Traceback")]
+    shown = lines[starts[-1] :] if starts else lines
+    return "\n".join([f"The end of its log, {log}:", *(f"  {line}" for line in shown[-NUM_TAIL_LINES:])])
+
+
+def _tail(log: Path, num_bytes: int = 32 * 1024) -> list[str]:
+    if not log.is_file():
+        return []
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - num_bytes))
+        return [line.rstrip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]

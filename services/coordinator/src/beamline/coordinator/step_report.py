@@ -1,0 +1,74 @@
+"""The numbers of a step, under the names of docs/metrics.md. Pure functions."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from statistics import fmean, pstdev
+
+from beamline.protocol.messages import FinishReason, ScoredGroup
+
+
+def group_metrics(step: int, groups: list[ScoredGroup]) -> dict[str, float]:
+    """What the scored groups of a step say, the filtered ones included.
+
+    Args:
+        step: which turns policy step-1 into policy step.
+        groups: the groups that were drawn for it.
+    """
+    grades = [grade for group in groups for grade in group.grades]
+    rewards = [grade.reward for grade in grades if grade.reward is not None]
+    lengths = [length for group in groups for length in group.response_lengths]
+    reasons = [reason for group in groups for reason in group.finish_reasons]
+    staleness = [step - 1 - group.min_policy_version for group in groups]
+    solved = [any(grade.breakdown.get("acc") == 1.0 for grade in group.grades) for group in groups]
+    correct = [grade.breakdown["acc"] for grade in grades if "acc" in grade.breakdown]
+    return {
+        "reward/mean": fmean(rewards) if rewards else 0.0,
+        "reward/std": pstdev(rewards) if rewards else 0.0,
+        "reward/accuracy": fmean(correct) if correct else 0.0,
+        "reward/pass_at_n": fmean(solved),
+        "reward/abstained": float(len(grades) - len(rewards)),
+        "tokens/prompt": float(sum(group.num_prompt_tokens * len(group.response_lengths) for group in groups)),
+        "tokens/response": float(sum(lengths)),
+        "tokens/response_mean": fmean(lengths),
+        "tokens/response_max": float(max(lengths)),
+        "tokens/truncated": fmean(reason is FinishReason.LENGTH for reason in reasons),
+        "staleness/mean": fmean(staleness),
+        "staleness/max": float(max(staleness)),
+        "timing/score": sum(group.score_s for group in groups),
+    }
+
+
+def throughput(values: Mapping[str, float]) -> dict[str, float]:
+    """Tokens per second of generation and of the whole step, from the step's other numbers."""
+    tokens = values["tokens/prompt"] + values["tokens/response"]
+    return {
+        "throughput/generate_tokens_per_s": values["tokens/response"] / max(values["timing/generate"], 1e-9),
+        "throughput/tokens_per_s": tokens / max(values["timing/step"], 1e-9),
+    }
+
+
+class PhaseClock:
+    """Seconds spent in each phase of the step under way; a phase entered twice adds up."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._begin = now()
+        self._spent: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Count the block's time as `timing/<name>`."""
+        begin = self._now()
+        try:
+            yield
+        finally:
+            self._spent[name] = self._spent.get(name, 0.0) + self._now() - begin
+
+    def lap(self) -> dict[str, float]:
+        """`timing/*` of the step that ends now, `timing/step` among them; begins the next."""
+        end = self._now()
+        spent = {f"timing/{name}": seconds for name, seconds in self._spent.items()}
+        spent["timing/step"] = end - self._begin
+        self._begin, self._spent = end, {}
+        return spent
