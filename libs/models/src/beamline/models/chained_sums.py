@@ -9,7 +9,8 @@ import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from beamline.models.datasets import PromptRow, write_rows
 
 DATA_SOURCE = "chained-sums"
 INSTRUCTION = "Solve step by step and end with Answer: N."
@@ -97,6 +98,8 @@ def solve(problem: Problem, flaws: Flaws = NO_FLAWS, generator: random.Random | 
 
 def eval_problems(number: int = 256) -> list[Problem]:
     """The held-out problems: in neither `warm_start_problems` nor `train_problems`."""
+    if number > MAX_EVAL_PROBLEMS:
+        raise ValueError(f"{number} evaluation problems asked for, but only {MAX_EVAL_PROBLEMS} are held out: ask for fewer")
     return distinct_problems(EVAL_SEED, number)
 
 
@@ -109,3 +112,26 @@ def train_problems(number: int = 20_000) -> list[Problem]:
     """Problems for reinforcement learning, new to a warm-started model."""
     held_out = [*eval_problems(MAX_EVAL_PROBLEMS), *warm_start_problems()]
     return distinct_problems(TRAIN_SEED, number, exclude=held_out)
+
+
+def rows(problems: Iterable[Problem], split: str) -> Iterator[PromptRow]:
+    """The problems as prompts with their answers."""
+    for index, problem in enumerate(problems):
+        yield PromptRow(
+            data_source=DATA_SOURCE,
+            messages=({"role": "user", "content": problem.prompt},),
+            ground_truth=str(problem.answer),
+            index=index,
+            split=split,
+        )
+
+
+def write_parquet(directory: Path, num_train: int = 20_000, num_eval: int = 256) -> tuple[Path, Path]:
+    """Write `train.parquet` and `eval.parquet` in DAPO's columns and return their paths.
+
+    Raises ValueError if more evaluation problems are asked for than are held out.
+    """
+    return (
+        write_rows(directory / "train.parquet", rows(train_problems(num_train), "train")),
+        write_rows(directory / "eval.parquet", rows(eval_problems(num_eval), "eval")),
+    )
