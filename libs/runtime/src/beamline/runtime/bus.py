@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Protocol
 
 from beamline.protocol.errors import Rejected
-from beamline.protocol.messages import Message
+from beamline.protocol.messages import Message, Phase, PolicyUpdate
 from beamline.protocol.subjects import Subjects
 
 type Handler = Callable[[Message], Awaitable[Message | None]]
@@ -84,3 +84,12 @@ class Bus(Protocol):
     async def close(self) -> None:
         """Flush and disconnect."""
         ...
+
+
+def kept_subject(subjects: Subjects, kind: type[Message]) -> str:
+    """The subject whose last value is kept for a message type. Raises TypeError for a type without one."""
+    if kind is PolicyUpdate:
+        return subjects.policy
+    if kind is Phase:
+        return subjects.phase
+    raise TypeError(f"no last value is kept of {kind.__name__}")

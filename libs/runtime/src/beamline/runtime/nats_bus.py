@@ -14,9 +14,9 @@ from nats.js import api
 
 from beamline.protocol.codec import decode, decode_as, encode
 from beamline.protocol.errors import ProtocolError
-from beamline.protocol.messages import Message, Phase, PolicyUpdate
+from beamline.protocol.messages import Message
 from beamline.protocol.subjects import Subjects
-from beamline.runtime.bus import Gate, Handler, OnRejected
+from beamline.runtime.bus import Gate, Handler, OnRejected, kept_subject
 from beamline.runtime.credentials import Credentials
 from beamline.runtime.nats_connection import NatsConnection
 from beamline.runtime.nats_pull import NatsSource, read
@@ -139,12 +139,17 @@ class NatsBus:
         await queue.serve()
 
     async def follow[M: Message](self, kind: type[M], handle: Callable[[M], Awaitable[None]]) -> None:
-        stream, subject = self._subjects.stream("last"), self._kept_subject(kind)
+        stream, subject = self._subjects.stream("last"), kept_subject(self.subjects, kind)
         async for _, msg in read(self.connection, stream, subject, api.DeliverPolicy.LAST_PER_SUBJECT):
-            await handle(decode_as(kind, msg.data))
+            try:
+                message = decode_as(kind, msg.data)
+            except ProtocolError as error:
+                log.error("dropped a message on %s: %s", msg.subject, error)
+                continue
+            await handle(message)
 
     async def last[M: Message](self, kind: type[M]) -> M | None:
-        stream, subject = self._subjects.stream("last"), self._kept_subject(kind)
+        stream, subject = self._subjects.stream("last"), kept_subject(self.subjects, kind)
 
         async def get() -> bytes | None:
             try:
@@ -217,13 +222,6 @@ class NatsBus:
 
         call = f"$JS.API.STREAM.CREATE.{config.name}"
         await self.connection.ask(f"stream {config.name}", call, create, self._publish_deadline_s)
-
-    def _kept_subject(self, kind: type[Message]) -> str:
-        if kind is PolicyUpdate:
-            return self._subjects.policy
-        if kind is Phase:
-            return self._subjects.phase
-        raise TypeError(f"no last value is kept of {kind.__name__}")
 
     async def _store(self, what: str, subject: str, payload: bytes, headers: dict[str, str]) -> None:
         """Publish into a stream; a try that timed out may have landed, so each one carries the same headers."""

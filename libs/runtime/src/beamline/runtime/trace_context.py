@@ -1,6 +1,6 @@
 """Trace context in message headers (W3C traceparent): one trace follows a prompt group through the services.
 
-Without a tracer provider (see `telemetry.py`) all of this costs next to nothing.
+Without a tracer provider in the process all of this costs next to nothing.
 """
 
 from collections.abc import Iterator, Mapping
