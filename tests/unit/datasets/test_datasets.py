@@ -179,7 +179,7 @@ def test_a_missing_column_is_named_at_the_call(tmp_path, column):
 
 
 def test_a_missing_file_is_named_at_the_call(tmp_path):
-    with pytest.raises(ValueError, match="absent.parquet is not a file"):
+    with pytest.raises(ValueError, match=r"absent\.parquet is not a file"):
         read_rows(tmp_path / "absent.parquet")
 
 

@@ -32,7 +32,7 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True, kw_only=True)
 class PromptRow:
-    """One problem. `messages` are chat messages with string roles and contents; `index` tells it from its neighbours."""
+    """One problem. `messages` have string roles and contents; `index` tells the row from its neighbours."""
 
     data_source: str
     messages: tuple[Mapping[str, str], ...]

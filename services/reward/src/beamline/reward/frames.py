@@ -1,0 +1,67 @@
+"""What passes between the reward service and a grading process: msgpack structs behind a 4-byte length.
+
+The service sends a `Job`; the process answers with one `Verdict` or `Abstained` a text, in order, each as soon as it
+is there. Before the first job it says `Ready` or `Refused`.
+"""
+
+import struct
+from typing import BinaryIO
+
+import msgspec
+
+from beamline.reward.grader import Verdict
+
+HEADER = struct.Struct(">I")
+MAX_REPLY_BYTES = 64 * 1024
+MAX_TEXT_CHARS = 200
+"""Of `Verdict.pred` and of a reason: what people read, not what is computed with."""
+
+
+class Job(msgspec.Struct, frozen=True, tag="Job"):
+    """Grade these responses to one problem."""
+
+    texts: list[str]
+    ground_truth: str
+
+
+class Ready(msgspec.Struct, frozen=True, tag="Ready"):
+    """The grader is loaded."""
+
+
+class Refused(msgspec.Struct, frozen=True, tag="Refused"):
+    """The grader cannot be loaded."""
+
+    why: str
+
+
+class Abstained(msgspec.Struct, frozen=True, tag="Abstained"):
+    """There is no verdict on this text, and this is the reason."""
+
+    why: str
+
+
+type Outcome = Verdict | Abstained
+type Reply = Ready | Refused | Outcome
+
+_encoder = msgspec.msgpack.Encoder()
+_replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Ready | Refused | Verdict | Abstained)
+_jobs = msgspec.msgpack.Decoder(Job)
+
+
+def encode_frame(item: Job | Reply) -> bytes:
+    """A struct with its length before it."""
+    payload = _encoder.encode(item)
+    return HEADER.pack(len(payload)) + payload
+
+
+def decode_reply(payload: bytes) -> Reply:
+    """What a grading process said. Raises msgspec.DecodeError."""
+    return _replies.decode(payload)
+
+
+def read_job(stream: BinaryIO) -> Job | None:
+    """The next job of a blocking stream; None at its end."""
+    header = stream.read(HEADER.size)
+    if len(header) < HEADER.size:
+        return None
+    return _jobs.decode(stream.read(HEADER.unpack(header)[0]))

@@ -1,0 +1,34 @@
+"""The grader `math_verify`: symbolic equivalence by the math-verify library.
+
+The library's own time limits are off: they use signals and count a timeout as a wrong answer. Here the process that
+grades is killed instead, and the trajectory abstains.
+"""
+
+import logging
+
+from math_verify import parse, verify
+
+from beamline.reward.grader import Verdict
+from beamline.reward.math_dapo import last_answer
+
+# The library warns once that its time limits are off.
+logging.getLogger("math_verify").setLevel(logging.ERROR)
+
+
+def grade(text: str, ground_truth: str) -> Verdict:
+    """+1 where the response's answer is equivalent to the ground truth, -1 where it is not or there is none.
+
+    The answer is what follows the last `Answer:`; without one, what the library finds in the whole text (a box, a
+    formula, a number).
+    """
+    answer = last_answer(text).strip()
+    found = parse(_as_math(answer) if answer else text, parsing_timeout=None)
+    expected = parse(_as_math(ground_truth), parsing_timeout=None)
+    correct = bool(found) and verify(expected, found, timeout_seconds=None)
+    return Verdict(reward=1.0 if correct else -1.0, acc=float(correct), pred=answer or str(found[-1] if found else ""))
+
+
+def _as_math(answer: str) -> str:
+    """As a formula; the sign of a currency would end it."""
+    answer = answer.replace("\\$", "")
+    return answer if "$" in answer or "\\boxed" in answer else f"${answer}$"
