@@ -35,10 +35,6 @@ class Worker(Protocol):
 class Launcher(Protocol):
     """Starts workers and ends them."""
 
-    def check(self) -> None:
-        """Raises ConfigError when a service could not be started here, naming what is missing."""
-        ...
-
     async def start(self, spec: WorkerSpec) -> Worker:
         """Start one worker. Raises ConfigError when it cannot be started."""
         ...

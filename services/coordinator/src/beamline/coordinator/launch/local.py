@@ -25,6 +25,12 @@ def interpreter(service: str, checkout: Path = CHECKOUT) -> Path:
     return path
 
 
+def check_interpreters(checkout: Path = CHECKOUT) -> None:
+    """Raises ConfigError when a service's environment has not been made."""
+    for service in SERVICES:
+        interpreter(service, checkout)
+
+
 def service_command(spec: WorkerSpec) -> Sequence[str]:
     """How a service is started."""
     module = f"beamline.{spec.service}"
@@ -90,10 +96,6 @@ class LocalLauncher:
         self._base_environment = base_environment
         self._command = command
         self._workers: list[LocalWorker] = []
-
-    def check(self) -> None:
-        for service in SERVICES:
-            interpreter(service)
 
     async def start(self, spec: WorkerSpec) -> LocalWorker:
         spec.log.parent.mkdir(parents=True, exist_ok=True)

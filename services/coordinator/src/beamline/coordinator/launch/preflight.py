@@ -1,4 +1,4 @@
-"""What is looked at before anything starts. Every refusal is a ConfigError that names the thing, the value and the mend."""
+"""What is looked at before anything starts. A refusal is a ConfigError that names the thing, the value and the mend."""
 
 import json
 from pathlib import Path

@@ -3,8 +3,15 @@
 from collections.abc import Callable, Mapping
 
 from beamline.protocol.messages import (
-    EvalResult, Heartbeat, Message, Metrics, Phase, PhaseName, ServiceFailed, WorkerState,
-)  # fmt: skip
+    EvalResult,
+    Heartbeat,
+    Message,
+    Metrics,
+    Phase,
+    PhaseName,
+    ServiceFailed,
+    WorkerState,
+)
 
 _PHASE_TIMINGS = ("generate", "score", "train", "sync", "evaluate", "checkpoint")
 
@@ -25,6 +32,10 @@ class Progress:
         self.phase = PhaseName.START
         self._now = now
         self._states: dict[str, tuple[str, WorkerState]] = {}
+
+    def elapsed(self) -> str:
+        """Seconds since the start, as every line of the set-up begins."""
+        return f"{self._now():6.1f} s"
 
     def lines(self, message: Message) -> list[str]:
         """What to show for a message; nothing for one that tells nothing new."""
@@ -51,8 +62,8 @@ class Progress:
             return []
         self._states[heartbeat.worker] = (heartbeat.incarnation, heartbeat.state)
         if heartbeat.state is WorkerState.STARTING:
-            return [f"{self._now():6.1f} s  {heartbeat.worker} is starting"]
-        return [f"{self._now():6.1f} s  {heartbeat.worker} is ready ({heartbeat.rss_bytes / 2**20:.0f} MiB)"]
+            return [f"{self.elapsed()}  {heartbeat.worker} is starting"]
+        return [f"{self.elapsed()}  {heartbeat.worker} is ready ({heartbeat.rss_bytes / 2**20:.0f} MiB)"]
 
     def _enter(self, phase: Phase) -> list[str]:
         begins = phase.phase is not self.phase and phase.phase in (PhaseName.EVALUATE, PhaseName.CHECKPOINT)

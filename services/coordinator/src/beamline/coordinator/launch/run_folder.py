@@ -1,9 +1,9 @@
 """The folder of a run, `<run.dir>/<run.name>`: made once, held by its launcher, and never replaced unasked.
 
-    config.json    the configuration that the services read: paths absolute, names resolved, threads counted
-    model/ data/   what the recipe names as `asset:` or `task:`
-    logs/          one file a worker, and the broker's
-    credentials/   one file a bus user
+config.json    the configuration that the services read: paths absolute, names resolved, threads counted
+model/ data/   what the recipe names as `asset:` or `task:`
+logs/          one file a worker, and the broker's
+credentials/   one file a bus user
 """
 
 import fcntl
@@ -12,7 +12,6 @@ import shutil
 from pathlib import Path
 from typing import TextIO
 
-import msgspec
 from msgspec.structs import replace
 
 from beamline.coordinator.launch import preflight
@@ -20,8 +19,8 @@ from beamline.models import assets, chained_sums
 from beamline.models.datasets import PromptRow, write_rows
 from beamline.protocol.config import DataSection, EvalSet, Placement, RunConfig
 from beamline.protocol.errors import ConfigError
+from beamline.runtime.run_files import run_dir, write_config
 
-CONFIG_FILE = "config.json"
 LOCK_FILE = "launcher.lock"
 
 
@@ -39,7 +38,7 @@ class RunFolder:
         Raises:
             ConfigError: it exists and `overwrite` is not asked for, holds something else, or is in use.
         """
-        path = run_path(config)
+        path = run_dir(config)
         if path.exists() and any(path.iterdir()):
             if not overwrite:
                 raise ConfigError(
@@ -74,13 +73,11 @@ class RunFolder:
             run=replace(config.run, dir=str(self.path.parent)),
             model=replace(config.model, path=str(Path(model_path).resolve())),
             data=self._fill_data(config.data),
-            rollout=replace(
-                config.rollout, engine=replace(config.rollout.engine, threads=rollout_threads(config))
-            ),
+            rollout=replace(config.rollout, engine=replace(config.rollout.engine, threads=rollout_threads(config))),
             trainer=replace(config.trainer, threads=trainer_threads(config)),
         )
         preflight.check_model(placed)
-        (self.path / CONFIG_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(placed)) + b"\n")
+        write_config(self.path, placed)
         return placed
 
     def release(self) -> None:
@@ -117,11 +114,6 @@ class RunFolder:
             for index, problem in enumerate(problems)
         )
         return str(write_rows(self.path / "data" / f"{chained_sums.DATA_SOURCE}-{split}.parquet", rows))
-
-
-def run_path(config: RunConfig) -> Path:
-    """Where the run's folder lies, absolute."""
-    return (Path(config.run.dir) / config.run.name).resolve()
 
 
 def in_use(path: Path) -> bool:

@@ -45,13 +45,22 @@ class Supervisor:
         policy: how often a worker may come back.
         notify: shows a line when something was started again.
         now: monotonic clock in seconds.
+        done: whether the run is over, so that a worker that has ended well stays away.
     """
 
-    def __init__(self, launcher: Launcher, policy: RestartPolicy, notify: Notify, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        launcher: Launcher,
+        policy: RestartPolicy,
+        notify: Notify,
+        now: Callable[[], float],
+        done: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._launcher = launcher
         self._policy = policy
         self._notify = notify
         self._now = now
+        self._done = done
 
     async def run(self, specs: Sequence[WorkerSpec]) -> None:
         """Start the workers and return when the coordinator has finished its run.
@@ -73,7 +82,7 @@ class Supervisor:
             await asyncio.gather(*pending, return_exceptions=True)
 
     async def _keep(self, spec: WorkerSpec) -> None:
-        """Start a worker again and again; returns only for a coordinator that has finished."""
+        """Start a worker again and again; returns when it has ended well and so has the run."""
         restarts: deque[float] = deque()
         while True:
             worker = await self._launcher.start(spec)
@@ -90,6 +99,8 @@ class Supervisor:
             delay_s = self._policy.delay_s(len(restarts))
             restarts.append(now)
             await asyncio.sleep(delay_s)
+            if code == 0 and self._done():
+                return
             self._notify(f"{ending(spec, code)}; starting it again (log: {spec.log})")
 
     def _refuse_hopeless(self, spec: WorkerSpec, code: int) -> None:

@@ -1,0 +1,192 @@
+"""The command line. Every command imports what it needs when it runs, so that `--help` is quick.
+
+An error that the user can mend is one line and exit code 2; a run that failed ends with exit code 1; `--debug` adds
+the traceback to either.
+"""
+
+import asyncio
+import os
+import subprocess
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from beamline.protocol.errors import BeamlineError, ConfigError
+
+if TYPE_CHECKING:
+    from beamline.protocol.messages import Message
+
+HELP = "Train mixture-of-experts language models with reinforcement learning. --debug shows an error's traceback."
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=HELP)
+data_app = typer.Typer(no_args_is_help=True, help="Prompts in parquet.")
+app.add_typer(data_app, name="data")
+
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="The run's name under --runs, or its folder.")]
+Runs = Annotated[Path, typer.Option("--runs", help="The folder that holds the runs.")]
+CONFIG_EXIT = 2
+INTERRUPTED_EXIT = 130
+"""128 + SIGINT, as shells have it."""
+
+
+class DataSet(StrEnum):
+    GSM8K = "gsm8k"
+    AIME_2024 = "aime-2024"
+    AIME_2025 = "aime-2025"
+    MATH_500 = "math-500"
+
+
+@app.command()
+def run(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A name in recipes/, or a YAML file.")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[A.B=C]...", help="Settings to change.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run of that name.")] = False,
+) -> None:
+    """Start a run and see it to its end. Ctrl-C ends it after its step, twice at once."""
+    from rich.console import Console
+
+    from beamline.coordinator.launch.display import choose_display
+    from beamline.coordinator.launch.run import run as run_recipe
+    from beamline.coordinator.launch.status import artifact_lines, show_summary
+    from beamline.coordinator.summary import read_summary
+    from beamline.runtime.recipe import load_recipe
+
+    config = load_recipe(recipe, overrides or [])
+    run_dir = asyncio.run(run_recipe(config, choose_display(), overwrite=overwrite))
+    summary = read_summary(run_dir / "summary.json")
+    show_summary(summary, Console(soft_wrap=True))
+    for line in artifact_lines(run_dir, summary):
+        typer.echo(line)
+
+
+@app.command()
+def status(run: RunName, runs: Runs = Path("runs")) -> None:
+    """Show how a run stands."""
+    from rich.console import Console
+
+    from beamline.coordinator.launch.ask import ask
+    from beamline.coordinator.launch.find_run import find_run
+    from beamline.coordinator.launch.run_folder import in_use
+    from beamline.coordinator.launch.status import show_status, show_summary
+    from beamline.coordinator.summary import read_summary
+    from beamline.protocol.messages import StatusRequest
+
+    run_dir, console = find_run(run, runs), Console(soft_wrap=True)
+    if in_use(run_dir):
+        show_status(asyncio.run(ask(run_dir, StatusRequest())), console)
+    elif (run_dir / "summary.json").is_file():
+        show_summary(read_summary(run_dir / "summary.json"), console)
+    else:
+        raise ConfigError(f"run {run_dir.name} was ended before its end: its logs are in {run_dir / 'logs'}")
+
+
+@app.command()
+def stop(run: RunName, runs: Runs = Path("runs")) -> None:
+    """End a run after the step under way."""
+    from beamline.protocol.messages import StopRequest
+
+    _tell(run, runs, StopRequest(), "ends after the step under way")
+
+
+@app.command()
+def pause(run: RunName, runs: Runs = Path("runs")) -> None:
+    """Admit no further prompt groups until resumed."""
+    from beamline.protocol.messages import PauseRequest
+
+    _tell(run, runs, PauseRequest(), "admits no further groups until `beamline resume`")
+
+
+@app.command()
+def resume(run: RunName, runs: Runs = Path("runs")) -> None:
+    """Go on after a pause."""
+    from beamline.protocol.messages import ResumeRequest
+
+    _tell(run, runs, ResumeRequest(), "goes on")
+
+
+@app.command()
+def metrics(
+    run: RunName,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Print the run's metrics, one JSON object a line."""
+    from beamline.coordinator.launch.find_run import find_run
+    from beamline.coordinator.launch.follow_metrics import follow_metrics, metrics_file
+
+    run_dir = find_run(run, runs)
+    if follow:
+        asyncio.run(follow_metrics(run_dir, sys.stdout.buffer))
+    else:
+        sys.stdout.buffer.write(metrics_file(run_dir).read_bytes())
+
+
+@app.command()
+def export(
+    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint's folder, such as runs/demo/checkpoints/latest.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where the Hugging Face model is written.")],
+) -> None:
+    """Turn a checkpoint into a Hugging Face directory."""
+    from beamline.coordinator.launch.local import environment, interpreter
+
+    if not checkpoint.is_dir():
+        raise ConfigError(f"{checkpoint} is not a checkpoint's folder: the end of `beamline run` says where it lies")
+    command = [str(interpreter("trainer")), "-m", "beamline.trainer.export", str(checkpoint), str(directory)]
+    code = subprocess.run(command, env=environment(os.environ, threads=1), check=False).returncode
+    if code == CONFIG_EXIT:
+        raise typer.Exit(code)
+    if code != 0:
+        raise BeamlineError(f"the export ended with exit code {code}: its own message is above")
+
+
+@data_app.command()
+def prepare(
+    name: Annotated[DataSet, typer.Argument(help="The data set.")],
+    source: Annotated[Path, typer.Option("--from", help="The published file: .jsonl or .parquet.")],
+    directory: Annotated[Path, typer.Option("--to", help="Where the parquet file is written.")] = Path("data"),
+) -> None:
+    """Turn a published data set into prompts that a run can read."""
+    from beamline.models.datasets import prepare as prepare_rows
+
+    try:
+        typer.echo(str(prepare_rows(str(name), source, directory)))
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _tell(run: str, runs: Path, request: "Message", effect: str) -> None:
+    from beamline.coordinator.launch.ask import ask
+    from beamline.coordinator.launch.find_run import find_run
+
+    run_dir = find_run(run, runs)
+    status = asyncio.run(ask(run_dir, request))
+    typer.echo(f"run {run_dir.name} (step {status.step}/{status.num_steps}) {effect}")
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Entry point: typer's, with errors as one plain line."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    debug = "--debug" in arguments
+    given = [argument for argument in arguments if argument != "--debug"]
+    try:
+        app(given, prog_name="beamline")
+        sys.exit(0)
+    except (BeamlineError, OSError) as error:
+        if debug:
+            raise
+        typer.echo(f"beamline: {error}", err=True)
+        sys.exit(_exit_code(error))
+
+
+def _exit_code(error: Exception) -> int:
+    from beamline.coordinator.launch.interrupt import Interrupted
+
+    if isinstance(error, Interrupted):
+        return INTERRUPTED_EXIT
+    return CONFIG_EXIT if isinstance(error, ConfigError | OSError) else 1
+
+
+if __name__ == "__main__":
+    main()
