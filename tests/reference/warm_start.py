@@ -20,7 +20,7 @@ from beamline.models.chat import ChatTokenizer
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-FLAWS = chained_sums.Flaws(leave_out_last=0.6, wrong_total=0.03)
+FLAWS = chained_sums.Flaws(leave_out_last=0.62, wrong_total=0.04)
 SEED = 0
 NUM_STEPS = 600
 BATCH_SIZE = 32
@@ -91,8 +91,9 @@ def batches(chat: ChatTokenizer) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     generator = random.Random(SEED)
     problems = chained_sums.warm_start_problems()
     for step in range(NUM_STEPS):
+        first = step * BATCH_SIZE % len(problems)
         rows = []
-        for problem in problems[step * BATCH_SIZE : (step + 1) * BATCH_SIZE]:
+        for problem in problems[first : first + BATCH_SIZE]:
             completion = chat.encode(chained_sums.solve(problem, FLAWS, generator) + tokenizer.END_OF_TURN)
             rows.append((sampling.prompt_ids(chat, problem), completion))
         longest = max(len(prompt) + len(completion) for prompt, completion in rows)
