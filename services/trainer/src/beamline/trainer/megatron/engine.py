@@ -1,0 +1,64 @@
+"""The one door through which megatron.bridge is imported: quickly, and without Transformer Engine.
+
+`import megatron.bridge` runs some forty model families' modules, and one of its files imports Transformer
+Engine unguarded. Here its packages are entered without their `__init__`, and that file gets a stand-in
+where Transformer Engine is not installed.
+"""
+
+import importlib.util
+import logging
+import sys
+import types
+
+from beamline.trainer.megatron import cpu
+
+logging.disable(logging.WARNING)  # each absent CUDA extension is reported at import
+cpu.adapt()
+
+_PACKAGES = ("megatron.bridge", "megatron.bridge.models", "megatron.bridge.peft", "megatron.bridge.models.qwen")
+
+
+def _enter_without_init(name: str) -> None:
+    """Put package `name` into sys.modules without running its `__init__`."""
+    if name in sys.modules:
+        return
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.submodule_search_locations is None:
+        raise ModuleNotFoundError(f"package {name} is not installed for {sys.executable}: sync the trainer's environment")
+    package = types.ModuleType(name)
+    package.__spec__, package.__package__ = spec, name
+    package.__path__ = list(spec.submodule_search_locations)
+    sys.modules[name] = package
+    parent, _, leaf = name.rpartition(".")
+    setattr(sys.modules[parent], leaf, package)
+
+
+def _import_lora_layers() -> None:
+    """Import the bridge's LoRA layers, which name `te.ops.Sequential` in an annotation.
+
+    The stand-in lives for this one import alone: Megatron probes for Transformer Engine elsewhere and must
+    not find it.
+    """
+    import megatron.bridge.peft.utils  # noqa: F401  probes for Transformer Engine: before the stand-in
+
+    if importlib.util.find_spec("transformer_engine") is not None:
+        return
+    package, pytorch = types.ModuleType("transformer_engine"), types.ModuleType("transformer_engine.pytorch")
+    package.pytorch, pytorch.ops = pytorch, types.SimpleNamespace(Sequential=object)  # type: ignore[attr-defined]
+    sys.modules |= {"transformer_engine": package, "transformer_engine.pytorch": pytorch}
+    try:
+        import megatron.bridge.peft.lora_layers  # noqa: F401
+    finally:
+        del sys.modules["transformer_engine"], sys.modules["transformer_engine.pytorch"]
+
+
+for _package in _PACKAGES:
+    _enter_without_init(_package)
+_import_lora_layers()
+
+from megatron.bridge.models.conversion.auto_bridge import AutoBridge  # noqa: E402
+from megatron.bridge.models.qwen import qwen3_moe_bridge as _qwen3_moe  # noqa: E402, F401  registers itself
+
+logging.disable(logging.NOTSET)
+
+__all__ = ["AutoBridge"]

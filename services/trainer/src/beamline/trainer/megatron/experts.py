@@ -1,0 +1,43 @@
+"""SwiGLU feed-forward layers, dense and expert, with the activation in float32.
+
+Legend: N rows of all local experts in expert order, F feed-forward size of this rank.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from megatron.core.transformer.mlp import MLP
+from megatron.core.transformer.moe.experts import SequentialMLP
+from torch import Tensor
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up for gate and up side by side, [..., 2 F] -> [..., F]: in float32, rounded once."""
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    return (F.silu(gate) * up).to(gate_up.dtype)
+
+
+class SwigluMLP(MLP):
+    """A dense layer."""
+
+    def forward(self, hidden_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
+        gate_up, _bias = self.linear_fc1(hidden_states)
+        output, _bias = self.linear_fc2(swiglu(gate_up))
+        return output, None
+
+
+class SwigluExperts(SequentialMLP):
+    """The experts of this rank: two matrix products each, everything between them over all rows at once.
+
+    The router's weight is applied after the second product, as Beam defines it.
+    """
+
+    def forward(self, rows: Tensor, tokens_per_expert: Tensor, weights: Tensor) -> tuple[Tensor, None]:
+        """rows [N, hidden] sorted by expert, weights [N] -> weighted outputs [N, hidden]."""
+        counts = tokens_per_expert.tolist()
+        linears = [(expert.linear_fc1, expert.linear_fc2) for expert in self.local_experts]
+        gate_up = [fc1(part)[0] for (fc1, _), part in zip(linears, rows.split(counts), strict=True)]
+        activated = swiglu(torch.cat(gate_up)).split(counts)
+        outputs = [fc2(part)[0] for (_, fc2), part in zip(linears, activated, strict=True)]
+        return torch.cat(outputs) * weights[:, None].to(rows.dtype), None

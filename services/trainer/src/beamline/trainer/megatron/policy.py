@@ -1,0 +1,163 @@
+"""The real policy: a Megatron model of one rank, its optimizer, and the ranks' agreement on what they found.
+
+All ranks call the same methods in the same order. Legend: L loss tokens of a micro-batch, T its tokens, X
+hidden size.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from beamline.algorithms.losses import Clip, clipped_loss
+from beamline.trainer.batch import MicroBatch
+from beamline.trainer.megatron.build import Model
+from beamline.trainer.megatron.head import Head, logprobs_and_entropy
+from beamline.trainer.megatron.optimizer import AdamWSettings, NamedAdamW
+from beamline.trainer.megatron.packed import PackedSequences
+from beamline.trainer.policy import ForwardBackward, NotFinite
+from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
+from megatron.core.tensor_parallel.mappings import (
+    copy_to_tensor_model_parallel_region,
+    gather_from_sequence_parallel_region,
+)
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class _Work:
+    """A micro-batch on the device, with its old_logprobs where there are some."""
+
+    micro_batch: MicroBatch
+    old_logprobs_L: Tensor | None = None
+
+
+class MegatronPolicy:
+    """Implements `beamline.trainer.policy.Policy`."""
+
+    def __init__(self, model: Model, settings: AdamWSettings, temperature: float) -> None:
+        self._model = model
+        self._optimizer = NamedAdamW(model.module, model.groups, settings)
+        self._export_tasks: Any = None
+        tp = model.groups.tp
+        num_entries = model.module.vocab_size // tp.size()
+        self._head = Head(
+            temperature=temperature,
+            softcap=getattr(model.config, "final_logit_softcapping", None),
+            vocab_start=num_entries * tp.rank(),
+            group=tp if tp.size() > 1 else None,
+        )
+        self._device = next(model.module.parameters()).device
+
+    def logprobs(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
+        with torch.no_grad():
+            found = self._run([_Work(m) for m in micro_batches], _logprobs_only, forward_only=True)
+        return self._share(found, micro_batches)
+
+    def forward_backward(
+        self,
+        micro_batches: Sequence[MicroBatch],
+        old_logprobs: Sequence[Tensor] | None,
+        clip: Clip,
+        num_loss_tokens: int,
+    ) -> ForwardBackward:
+        olds = old_logprobs or [None] * len(micro_batches)
+        work = [_Work(m, old) for m, old in zip(micro_batches, olds, strict=True)]
+        found = self._run(work, partial(_loss, clip=clip, num_loss_tokens=num_loss_tokens), forward_only=False)
+        sums = torch.stack([sums for _, sums in found]).sum(0) if found else torch.zeros(4, dtype=torch.float64)
+        loss, entropy_sum, ratio_sum, num_clipped = self._from_last_stage(sums).tolist()
+        if not abs(loss) < float("inf"):
+            self._optimizer.clear()
+            raise NotFinite(f"loss is {loss}")
+        logprobs = self._share([logprobs for logprobs, _ in found], micro_batches)
+        return ForwardBackward(logprobs, loss, entropy_sum, ratio_sum, int(num_clipped))
+
+    def optimizer_step(self, lr: float) -> float:
+        return self._optimizer.step(lr)
+
+    def export(self) -> Iterator[tuple[str, Tensor]]:
+        bridge, module = self._model.bridge, self._model.module
+        if self._export_tasks is None:
+            self._export_tasks = bridge.get_conversion_tasks([module])
+        yield from bridge.export_hf_weights([module], show_progress=False, conversion_tasks=self._export_tasks)
+
+    def _run(self, work: Sequence[_Work], loss: Callable[..., Any], forward_only: bool) -> list[Any]:
+        """Every micro-batch through Megatron's schedule; what `loss` found, on the last pipeline stage alone."""
+        run = get_forward_backward_func(self._model.groups.pp.size(), None)
+        return run(
+            forward_step_func=partial(self._forward_step, loss=loss),
+            data_iterator=iter(work),
+            model=[self._model.module],
+            num_microbatches=len(work),
+            seq_length=max(len(w.micro_batch.tokens_T) for w in work),
+            micro_batch_size=1,
+            forward_only=forward_only,
+            collect_non_loss_data=forward_only,
+        )
+
+    def _forward_step(self, work: Iterator[_Work], module: Any, loss: Callable[..., Any]) -> tuple[Tensor, Any]:
+        item = next(work)
+        tokens_1T, packed = self._padded(item.micro_batch)
+        hidden = module(input_ids=tokens_1T, position_ids=None, attention_mask=None, packed_seq_params=packed)
+        return hidden, partial(loss, self, item)
+
+    def _padded(self, micro_batch: MicroBatch) -> tuple[Tensor, PackedSequences]:
+        """Sequence parallelism splits the rows evenly: a last sequence of padding fills them up, outside all losses."""
+        tokens = torch.from_numpy(micro_batch.tokens_T)
+        lengths, tp = micro_batch.lengths, self._model.groups.tp.size()
+        missing = -len(tokens) % tp
+        if missing:
+            tokens, lengths = torch.cat((tokens, tokens.new_zeros(missing))), (*lengths, missing)
+        return tokens[None].to(self._device), PackedSequences.of(lengths, self._device)
+
+    def token_logprobs(self, hidden: Tensor, micro_batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        """hidden [T or T / tp, 1, X] -> log-probability and entropy at the loss tokens, both float32 [L]."""
+        tp = self._model.groups.tp
+        if self._model.config.sequence_parallel:
+            hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=True, group=tp)
+        elif tp.size() > 1:
+            hidden = copy_to_tensor_model_parallel_region(hidden, group=tp)
+        rows = torch.from_numpy(micro_batch.rows_L).to(self._device)
+        targets = torch.from_numpy(micro_batch.targets_L).to(self._device)
+        module = self._model.module
+        weight = (
+            module.shared_embedding_or_output_weight()
+            if module.share_embeddings_and_output_weights
+            else module.output_layer.weight
+        )
+        return logprobs_and_entropy(hidden[:, 0].index_select(0, rows), weight, targets, self._head)
+
+    def _from_last_stage(self, values: Tensor) -> Tensor:
+        """The last pipeline stage's values, on every stage."""
+        pp = self._model.groups.pp
+        if pp.size() > 1:
+            values = values.to(self._device)
+            dist.broadcast(values, group=pp, group_src=pp.size() - 1)
+        return values
+
+    def _share(self, found: Sequence[Tensor], micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
+        sizes = [len(m.targets_L) for m in micro_batches]
+        whole = torch.cat(list(found)) if found else torch.empty(sum(sizes), device=self._device)
+        return list(self._from_last_stage(whole).split(sizes))
+
+
+def _logprobs_only(policy: MegatronPolicy, work: _Work, hidden: Tensor, non_loss_data: bool) -> Tensor:
+    logprobs_L, _ = policy.token_logprobs(hidden, work.micro_batch)
+    return logprobs_L
+
+
+def _loss(
+    policy: MegatronPolicy, work: _Work, hidden: Tensor, *, clip: Clip, num_loss_tokens: int
+) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+    """In the form of Megatron's loss functions: loss, token count (unused: already divided), what to keep."""
+    logprobs_L, entropy_L = policy.token_logprobs(hidden, work.micro_batch)
+    own_L = logprobs_L.detach()
+    old_L = own_L if work.old_logprobs_L is None else work.old_logprobs_L
+    advantages_L = torch.from_numpy(work.micro_batch.advantages_L).to(hidden.device)
+    found = clipped_loss(logprobs_L, old_L, advantages_L, clip)
+    loss = found.loss_L.sum() / num_loss_tokens
+    sums = torch.stack([loss.detach(), entropy_L.sum(), found.ratio_L.sum(), found.clipped_L.sum()]).double()
+    return loss, torch.zeros((), dtype=torch.int, device=hidden.device), (own_L, sums)

@@ -1,0 +1,73 @@
+"""The policy as the trainer sees it: five verbs over one set of weights.
+
+`megatron.policy.MegatronPolicy` is the real one; `fake_policy.FakePolicy` is a table small enough to check by hand.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from beamline.algorithms.losses import Clip
+
+from beamline.trainer.batch import MicroBatch
+
+
+class NotFinite(ArithmeticError):
+    """A loss or gradient norm that is NaN or infinite; no update was applied."""
+
+
+@dataclass(frozen=True)
+class ForwardBackward:
+    """What the forward passes of one mini-batch found, over this rank's loss tokens."""
+
+    logprobs: list[torch.Tensor]
+    """float32 [L] per micro-batch, detached."""
+    loss: float
+    """Sum over the loss tokens / the mini-batch's number of loss tokens."""
+    entropy_sum: float
+    ratio_sum: float
+    num_clipped: int
+
+
+class Policy(Protocol):
+    """Weights, their optimizer, and what can be done with them."""
+
+    def logprobs(self, micro_batches: Sequence[MicroBatch]) -> list[torch.Tensor]:
+        """Log-probability of every loss token at the run's temperature, float32 [L] per micro-batch; no gradient."""
+        ...
+
+    def forward_backward(
+        self,
+        micro_batches: Sequence[MicroBatch],
+        old_logprobs: Sequence[torch.Tensor] | None,
+        clip: Clip,
+        num_loss_tokens: int,
+    ) -> ForwardBackward:
+        """Add the gradient of the loss, already divided by `num_loss_tokens`.
+
+        All micro-batches of a mini-batch come at once, so that pipeline stages can overlap them. No
+        old_logprobs means that the weights are still those of the step's start: they are this forward's own.
+        Raises NotFinite for a loss that is NaN or infinite.
+        """
+        ...
+
+    def optimizer_step(self, lr: float) -> float:
+        """Clip, update, clear the gradient; returns the gradient norm before clipping.
+
+        Raises NotFinite, leaving weights and optimizer as they were, where the norm is NaN or infinite.
+        """
+        ...
+
+    def export(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every weight under its Hugging Face name, one at a time; valid until the next update."""
+        ...
+
+    def save(self, directory: Path) -> None:
+        """Write `policy` and `optimizer` into a checkpoint directory."""
+        ...
+
+    def load(self, directory: Path) -> None:
+        """Take weights and optimizer state from what `save` wrote. Raises WeightError where they do not fit."""
+        ...
