@@ -13,17 +13,22 @@ from beamline.protocol.errors import ConfigError
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One sampled answer and its grade. Samples of one problem have the same prompt."""
+    """One sampled answer and its grade."""
 
+    prompt_id: str
+    sample: int
+    """Index among the problem's samples."""
     prompt: str
+    """As a person reads it."""
     completion: str
-    grade: float | None
+    ground_truth: str
+    reward: float | None
     """None when the grader abstained."""
+    correct: bool
     pred: str = ""
     """What the grader read as the answer."""
     why: str = ""
     """Reason of an abstention, or of a grade that needs one."""
-    ground_truth: str
     response_length: int
     """Tokens."""
     finish_reason: str
@@ -39,7 +44,7 @@ def write_completions(path: Path, completions: Iterable[Completion | dict[str, A
     """Write all completions as one whole file, a line each.
 
     Raises:
-        ConfigError: one of them lacks a field, has an unknown one, or a grade that is not a finite number.
+        ConfigError: one of them lacks a field, has an unknown one, or a reward that is not a finite number.
     """
     lines = [msgspec.json.encode(_checked(path, completion)) for completion in completions]
     write_atomically(path, b"".join(line + b"\n" for line in lines))
@@ -61,6 +66,8 @@ def _checked(path: Path, completion: Completion | dict[str, Any]) -> Completion:
         checked = msgspec.convert(completion, Completion)
     except msgspec.ValidationError as error:
         raise ConfigError(f"a completion for {path} is malformed: {error}") from error
-    if checked.grade is not None and not math.isfinite(checked.grade):
-        raise ConfigError(f"a completion for {path} has grade {checked.grade}: give a finite number, or None to abstain")
+    if checked.reward is not None and not math.isfinite(checked.reward):
+        raise ConfigError(
+            f"a completion for {path} has reward={checked.reward}: use a finite number, or None to abstain"
+        )
     return checked

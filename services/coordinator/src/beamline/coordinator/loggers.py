@@ -20,7 +20,7 @@ class ConsoleLogger:
 
     STEP_FIGURES = (
         ("reward/mean", "reward", "{:.3f}"),
-        ("tokens/response_length_mean", "response length", "{:.1f}"),
+        ("tokens/response_mean", "response length", "{:.1f}"),
         ("policy/mismatch_abs_mean", "mismatch", "{:.1e}"),
         ("policy/grad_norm", "grad norm", "{:.3f}"),
         ("throughput/tokens_per_s", "tokens/s", "{:.0f}"),

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -37,15 +38,22 @@ class Recorder:
         run_dir: `<run.dir>/<run.name>`; made when missing.
         config: shown in the summary.
         loggers: told every record after it is on disk.
+        versions: library versions by service, for the summary.
         now: Unix time in seconds.
     """
 
     def __init__(
-        self, run_dir: Path, config: RunConfig, loggers: Sequence[Logger] = (), now: Callable[[], float] = time.time
+        self,
+        run_dir: Path,
+        config: RunConfig,
+        loggers: Sequence[Logger] = (),
+        versions: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
+        now: Callable[[], float] = time.time,
     ) -> None:
         self.run_dir = run_dir
         self._config = config
         self._loggers = loggers
+        self._versions = versions
         self._now = now
         self._metrics = MetricsFile(run_dir / "metrics.jsonl")
         self._opened = now()
@@ -75,18 +83,36 @@ class Recorder:
         self,
         status: str,
         ledger: Mapping[str, int],
-        versions: Mapping[str, Mapping[str, str]],
         checkpoint: str = "",
+        started: float | None = None,
     ) -> Summary:
         """Write `summary.json` and `report.html`, each as a whole.
 
         Args:
             status: such as "finished", "stopped" or "failed".
             ledger: group counts, with the fields of `LedgerCounts`.
-            versions: library versions by service.
             checkpoint: path of the last checkpoint; empty when there is none.
+            started: Unix time in seconds of the run's first start; None takes the oldest record's.
         """
-        summary = self._summarize(status, ledger, versions, checkpoint)
+        lines = self._metrics.read()
+        begin = min([self._opened, *(line.time for line in lines)]) if started is None else started
+        evaluations, steps = fold(lines)
+        end = self._now()
+        summary = Summary(
+            run=self._config.run.name,
+            status=status,
+            started=iso(begin),
+            finished=iso(end),
+            duration_s=round(end - begin, 3),
+            config=msgspec.to_builtins(self._config),
+            evaluations=evaluations,
+            steps=steps,
+            timing_total=timing_total(steps),
+            tokens_per_s=tokens_per_s(steps),
+            ledger=msgspec.convert(dict(ledger), LedgerCounts),
+            versions={service: dict(libraries) for service, libraries in self._versions.items()},
+            artifacts=self._artifacts(checkpoint),
+        )
         write_summary(self.run_dir / "summary.json", summary)
         write_report(self.run_dir)
         return summary
@@ -96,32 +122,13 @@ class Recorder:
         for logger in (self._metrics, *self._loggers):
             logger.log(step, now, finite)
 
-    def _summarize(
-        self, status: str, ledger: Mapping[str, int], versions: Mapping[str, Mapping[str, str]], checkpoint: str
-    ) -> Summary:
-        lines = self._metrics.read()
-        evaluations, steps = fold(lines)
-        started, finished = min([self._opened, *(line.time for line in lines)]), self._now()
-        return Summary(
-            run=self._config.run.name,
-            status=status,
-            started=iso(started),
-            finished=iso(finished),
-            duration_s=round(finished - started, 3),
-            config=msgspec.to_builtins(self._config),
-            evaluations=evaluations,
-            steps=steps,
-            timing_total=timing_total(steps),
-            tokens_per_s=tokens_per_s(steps),
-            ledger=msgspec.convert(dict(ledger), LedgerCounts),
-            versions={service: dict(libraries) for service, libraries in versions.items()},
-            artifacts=Artifacts(
-                report=str(self.run_dir / "report.html"),
-                metrics=str(self.run_dir / "metrics.jsonl"),
-                logs=str(self.run_dir / "logs"),
-                checkpoint=checkpoint,
-                evals=str(self.run_dir / "evals"),
-            ),
+    def _artifacts(self, checkpoint: str) -> Artifacts:
+        return Artifacts(
+            report=str(self.run_dir / "report.html"),
+            metrics=str(self.run_dir / "metrics.jsonl"),
+            logs=str(self.run_dir / "logs"),
+            checkpoint=checkpoint,
+            evals=str(self.run_dir / "evals"),
         )
 
 

@@ -72,7 +72,7 @@ class Summary(_Record, kw_only=True):
     timing_total: dict[str, float]
     """Seconds by phase, summed over the steps."""
     tokens_per_s: float | None
-    """Prompt and response tokens by seconds of step, over the whole run; None before the first step."""
+    """Prompt and response tokens by seconds spent on steps, over the whole run; None before the first step."""
     ledger: LedgerCounts
     versions: dict[str, dict[str, str]]
     """Library versions by service."""
@@ -111,10 +111,14 @@ def timing_total(steps: Sequence[StepValues]) -> dict[str, float]:
 
 
 def tokens_per_s(steps: Sequence[StepValues]) -> float | None:
-    """Tokens by seconds over those steps that tell both."""
-    told = [s.values for s in steps if "tokens/total" in s.values and "timing/step" in s.values]
-    seconds = sum(values["timing/step"] for values in told)
-    return sum(values["tokens/total"] for values in told) / seconds if seconds > 0 else None
+    """Prompt and response tokens by the seconds of the steps that tell both, evaluations and checkpoints left out."""
+    told = [step.values for step in steps if {"tokens/prompt", "tokens/response", "timing/step"} <= step.values.keys()]
+    tokens = sum(values["tokens/prompt"] + values["tokens/response"] for values in told)
+    seconds = sum(
+        values["timing/step"] - values.get("timing/evaluate", 0.0) - values.get("timing/checkpoint", 0.0)
+        for values in told
+    )
+    return tokens / seconds if seconds > 0 else None
 
 
 def write_summary(path: Path, summary: Summary) -> None:

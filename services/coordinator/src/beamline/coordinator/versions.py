@@ -38,4 +38,6 @@ def _ask(service: str, python: Path, deadline_s: float) -> dict[str, str]:
     except subprocess.TimeoutExpired:
         raise DeadlineExceeded(f"the library versions of {service} from {python}", deadline_s) from None
     except (OSError, subprocess.CalledProcessError, msgspec.DecodeError) as error:
-        raise ConfigError(f"{service}'s interpreter {python} does not run ({error}): set the services up again") from error
+        raise ConfigError(
+            f"{service}'s interpreter {python} does not run ({error}): set the services up again"
+        ) from error

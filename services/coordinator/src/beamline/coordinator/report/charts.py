@@ -1,0 +1,241 @@
+"""The report's charts as Vega-Lite specifications: plain data, drawn by the page.
+
+Colours are CSS variables of the page, so that a chart follows its light or dark scheme.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from beamline.coordinator.summary import StepValues, Summary
+
+type Spec = dict[str, Any]
+type Row = dict[str, Any]
+
+PHASES = ("generate", "train", "sync", "evaluate", "checkpoint")
+OTHER = "other"
+SERIES_COLOURS = [f"var(--series-{n})" for n in range(1, 7)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """A titled specification; `caption` says in words what it shows."""
+
+    key: str
+    title: str
+    caption: str
+    spec: Spec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """A metric that is drawn as a line over the steps."""
+
+    metric: str
+    title: str
+    unit: str
+    format: str
+    """d3 format of the axis and the tooltip."""
+    meaning: str
+    from_zero: bool = False
+
+
+REWARD = Figure(
+    metric="reward/mean",
+    title="Reward",
+    unit="mean reward",
+    format=".3~f",
+    meaning="Mean over all samples of a step",
+)
+LENGTH = Figure(
+    metric="tokens/response_mean",
+    title="Response length",
+    unit="tokens",
+    format=".3~s",
+    meaning="Mean over all samples of a step",
+)
+MISMATCH = Figure(
+    metric="policy/mismatch_abs_mean",
+    title="Mismatch of trainer and engine",
+    unit="mean |old − rollout| log-probability",
+    format=".2~e",
+    meaning="Distance of the trainer's log-probabilities from the engine's, before the first update",
+    from_zero=True,
+)
+THROUGHPUT = Figure(
+    metric="throughput/tokens_per_s",
+    title="Throughput",
+    unit="tokens/s",
+    format=".3~s",
+    meaning="Prompt and response tokens by seconds of step",
+)
+ENTROPY = Figure(
+    metric="policy/entropy",
+    title="Entropy",
+    unit="nats a token",
+    format=".3~f",
+    meaning="Of the policy at the sampled tokens",
+)
+GRAD_NORM = Figure(
+    metric="policy/grad_norm", title="Gradient norm", unit="L2 norm", format=".3~f", meaning="Before clipping"
+)
+
+
+def line_chart(summary: Summary, figure: Figure) -> Chart | None:
+    """A metric by step; None when the run has no value of it."""
+    rows = _rows(summary.steps, figure)
+    if not rows:
+        return None
+    first, last = rows[0], rows[-1]
+    ends = (f"{_short(row['value'])} at step {row['step']}" for row in (first, last))
+    caption = f"{figure.meaning}: {', '.join(ends)}."
+    scale = {"zero": figure.from_zero, "nice": True}
+    y = {
+        "field": "value",
+        "type": "quantitative",
+        "title": figure.unit,
+        "scale": scale,
+        "axis": {"format": figure.format},
+    }
+    tooltip = [_STEP_TOOLTIP, {"field": "value", "title": figure.unit, "type": "quantitative", "format": ".5~g"}]
+    return Chart(
+        key=figure.metric.replace("/", "-"),
+        title=figure.title,
+        caption=caption,
+        spec=_layered(rows, [{"mark": {"type": "line", "color": SERIES_COLOURS[0]}, "encoding": {"y": y}}], y, tooltip),
+    )
+
+
+def accuracy_chart(summary: Summary) -> Chart | None:
+    """Accuracy by step with its interval, a colour and a dash for each data source."""
+    rows = [
+        {
+            "step": evaluation.step,
+            "source": evaluation.name,
+            "accuracy": evaluation.values["accuracy"],
+            "low": evaluation.values.get("accuracy_low", evaluation.values["accuracy"]),
+            "high": evaluation.values.get("accuracy_high", evaluation.values["accuracy"]),
+        }
+        for evaluation in summary.evaluations
+        if "accuracy" in evaluation.values
+    ]
+    if not rows:
+        return None
+    sources = list(dict.fromkeys(row["source"] for row in rows))
+    colour = {
+        "field": "source",
+        "type": "nominal",
+        "scale": {"domain": sources, "range": list(itertools.islice(itertools.cycle(SERIES_COLOURS), len(sources)))},
+        "legend": {"title": None, "orient": "top", "direction": "vertical", "symbolOpacity": 1}
+        if len(sources) > 1
+        else None,
+    }
+    y = {
+        "field": "accuracy",
+        "type": "quantitative",
+        "title": "accuracy",
+        "scale": {"domain": [0, 1]},
+        "axis": {"format": "%"},
+    }
+    band = {"y": {**y, "field": "low"}, "y2": {"field": "high"}, "color": colour}
+    tooltip = [
+        _STEP_TOOLTIP,
+        {"field": "source", "title": "evaluation"},
+        *({"field": f, "title": t, "type": "quantitative", "format": ".1%"} for f, t in _ACCURACY_TOOLTIPS),
+    ]
+    layers = [
+        {"mark": {"type": "area", "opacity": 0.18}, "encoding": band},
+        {"mark": {"type": "rule", "opacity": 0.6}, "encoding": band},
+        {
+            "mark": {"type": "line"},
+            "encoding": {"y": y, "color": colour, "strokeDash": {"field": "source", "legend": None}},
+        },
+    ]
+    return Chart(
+        key="accuracy",
+        title="Accuracy on held-out problems",
+        caption="Share of correct answers; the band is the 95 % bootstrap interval over problems.",
+        spec=_layered(rows, layers, y, tooltip, {"color": colour}),
+    )
+
+
+def phases_chart(summary: Summary) -> Chart | None:
+    """Seconds of each step by phase, stacked."""
+    rows = [row for step in summary.steps for row in _phase_rows(step)]
+    if not rows:
+        return None
+    phases = [phase for phase in (*PHASES, OTHER) if any(row["phase"] == phase for row in rows)]
+    colours = [f"var(--phase-{phase})" for phase in phases]
+    return Chart(
+        key="phases",
+        title="Time by phase",
+        caption="Seconds of each step. What is none of the phases is shown as other.",
+        spec={
+            "data": {"values": rows},
+            "mark": {"type": "bar"},
+            "encoding": {
+                "x": {
+                    "field": "step",
+                    "type": "ordinal",
+                    "title": "step",
+                    "axis": {"labelOverlap": True, "labelAngle": 0},
+                },
+                "y": {"field": "seconds", "type": "quantitative", "title": "seconds", "stack": True},
+                "color": {
+                    "field": "phase",
+                    "type": "nominal",
+                    "scale": {"domain": phases, "range": colours},
+                    "legend": {"title": None, "orient": "top", "columns": 3},
+                },
+                "order": {"field": "rank", "type": "quantitative"},
+                "tooltip": [
+                    _STEP_TOOLTIP,
+                    {"field": "phase"},
+                    {"field": "seconds", "type": "quantitative", "format": ".2f"},
+                ],
+            },
+        },
+    )
+
+
+_STEP_TOOLTIP: Spec = {"field": "step", "type": "quantitative", "format": "d"}
+_ACCURACY_TOOLTIPS = (("accuracy", "accuracy"), ("low", "from"), ("high", "to"))
+
+
+def _rows(steps: Sequence[StepValues], figure: Figure) -> list[Row]:
+    return [{"step": s.step, "value": s.values[figure.metric]} for s in steps if figure.metric in s.values]
+
+
+def _phase_rows(step: StepValues) -> list[Row]:
+    seconds = {phase: step.values[f"timing/{phase}"] for phase in PHASES if f"timing/{phase}" in step.values}
+    if "timing/step" in step.values:
+        seconds[OTHER] = max(0.0, step.values["timing/step"] - sum(seconds.values()))
+    return [
+        {"step": step.step, "phase": phase, "seconds": spent, "rank": (*PHASES, OTHER).index(phase)}
+        for phase, spent in seconds.items()
+    ]
+
+
+def _layered(rows: list[Row], layers: list[Spec], y: Spec, tooltip: list[Spec], shared: Spec | None = None) -> Spec:
+    """Layers over the steps, and points of which the one nearest to the pointer is enlarged and explained."""
+    hover = {
+        "name": "hover",
+        "select": {"type": "point", "on": "pointermove", "nearest": True, "clear": "pointerout", "encodings": ["x"]},
+    }
+    points: Spec = {
+        "params": [hover],
+        "mark": {"type": "point", "filled": True, **({} if shared else {"color": SERIES_COLOURS[0]})},
+        "encoding": {
+            "y": y,
+            "tooltip": tooltip,
+            "size": {"condition": {"param": "hover", "empty": False, "value": 110}, "value": 28},
+            **(shared or {}),
+        },
+    }
+    x = {"field": "step", "type": "quantitative", "title": "step", "axis": {"format": "d", "tickMinStep": 1}}
+    return {"data": {"values": rows}, "encoding": {"x": x}, "layer": [*layers, points]}
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
