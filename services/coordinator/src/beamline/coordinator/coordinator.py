@@ -161,6 +161,7 @@ class Coordinator:
             status="stopped" if self.core.stopping else "finished",
             ledger=self.ledger.counts(),
             checkpoint=self.saved.path if self.saved else "",
+            started=self.core.state.started,
         )
 
     async def enter(self, phase: m.PhaseName) -> None:
@@ -229,18 +230,26 @@ class Coordinator:
             self.core.pulse.beat()
 
     async def serve(self) -> None:
-        """The whole coordinator: the main loop with the loops beside it; returns when the main loop has."""
+        """The whole coordinator: the main loop with the loops beside it; returns when the main loop has.
+
+        The first error of any loop ends all of them.
+        """
         bus = self.core.bus
-        beside = [
+        main = asyncio.create_task(self.run())
+        beside = (
             bus.work("coordinator", self.collect, concurrency=16),
             bus.follow(m.PolicyUpdate, self.follow),
             bus.subscribe(bus.subjects.heartbeat(), self.listen),
             bus.serve(Control(self.core, self.lease).answer),
             self.admission.admit(),
             self.admission.expire(),
-        ]
-        async with asyncio.TaskGroup() as group:
-            loops = [group.create_task(loop) for loop in beside]
-            await self.run()
-            for loop in loops:
-                loop.cancel()
+        )
+        tasks = [main, *(asyncio.create_task(loop) for loop in beside)]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)

@@ -97,12 +97,15 @@ async def _completions(evaluation: Evaluation, blobs: BlobStore) -> list[Complet
         for sample, grade in enumerate(scored.grades):
             completions.append(
                 Completion(
+                    prompt_id=scored.task.prompt_id,
+                    sample=sample,
                     prompt=evaluation.prompts[group_id].text,
                     completion=trajectories.texts[sample],
-                    grade=grade.reward,
+                    ground_truth=scored.task.ground_truth,
+                    reward=grade.reward,
+                    correct=grade.breakdown.get("acc") == 1.0,
                     pred=grade.pred,
                     why=grade.why,
-                    ground_truth=scored.task.ground_truth,
                     response_length=scored.response_lengths[sample],
                     finish_reason=scored.finish_reasons[sample].value,
                 )

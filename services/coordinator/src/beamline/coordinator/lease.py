@@ -87,7 +87,7 @@ class ColocatedLease:
 
     async def acquire(self, phase: PhaseName, step: int, policy_version: int) -> None:
         holder = HOLDERS[phase]
-        if self._holder not in ("", holder):
+        if holder and self._holder not in ("", holder):
             await self._send(phase, step, policy_version, granted=False)
             await self._released(self._holder, self._sequence - 1, phase)
         self._holder = holder

@@ -17,13 +17,14 @@ from beamline.coordinator.launch.launcher import WorkerSpec
 from beamline.coordinator.launch.local import Command, LocalLauncher, check_interpreters, service_command
 from beamline.coordinator.launch.progress import Progress
 from beamline.coordinator.launch.run_folder import RunFolder, rollout_threads, trainer_threads
-from beamline.coordinator.launch.shared_memory import sweep
 from beamline.coordinator.launch.supervisor import RestartPolicy, Supervisor
 from beamline.coordinator.launch.watch import watch
 from beamline.protocol.config import RunConfig
 from beamline.protocol.messages import PhaseName, StopRequest
 from beamline.protocol.subjects import Subjects
+from beamline.runtime.credentials import read_credentials
 from beamline.runtime.nats_bus import NatsBus
+from beamline.runtime.shm_blobs import sweep
 
 DRAIN_DEADLINE_S = 20.0
 """How long services may take to end after the run's end, or after it was ended."""
@@ -56,19 +57,20 @@ async def supervise(config: RunConfig, run_dir: Path, display: Display, command:
     started = time.monotonic()
     progress = Progress(config.trainer.num_steps, now=lambda: time.monotonic() - started)
     async with AsyncExitStack() as stack:
-        guard = await Guard.start(run_dir)
+        guard = await Guard.start(subjects, run_dir)
         stack.push_async_callback(guard.close)
-        stack.callback(sweep, run_dir)
+        stack.callback(sweep, subjects, run_dir)
         broker = choose_broker(config.bus, run_dir, subjects, guard, policy, display.line)
         stack.push_async_callback(broker.stop)
         credentials = await broker.start()
+        await make_streams(config, subjects, run_dir)
         display.line(f"{progress.elapsed()}  nats-server is ready at {credentials.url}")
         launcher = LocalLauncher(guard, os.environ, command)
         stack.push_async_callback(launcher.stop, DRAIN_DEADLINE_S)
         bus = await NatsBus.connect(credentials, subjects, name="launcher")
         stack.push_async_callback(bus.close)
         supervisor = Supervisor(
-            launcher, policy, display.line, now=time.monotonic, done=lambda: progress.phase is PhaseName.DONE
+            launcher, policy, display.line, now=time.monotonic, done=lambda: is_done(progress, run_dir)
         )
         interrupts = Interrupts(lambda: bus.request(StopRequest()), display.line)
         interrupts.install()
@@ -79,6 +81,20 @@ async def supervise(config: RunConfig, run_dir: Path, display: Display, command:
             _ended_by(interrupts),
             beside=watch(bus, progress, display),
         )
+
+
+async def make_streams(config: RunConfig, subjects: Subjects, run_dir: Path) -> None:
+    """Make the run's queues before any service asks for them; the coordinator's user may."""
+    bus = await NatsBus.connect(read_credentials(run_dir, "coordinator"), subjects, ack_wait_s=config.bus.ack_wait_s)
+    try:
+        await bus.ensure_streams(blobs=config.bus.blob_store == "jetstream")
+    finally:
+        await bus.close()
+
+
+def is_done(progress: Progress, run_dir: Path) -> bool:
+    """Whether the coordinator has said so, or has written the run's summary."""
+    return progress.phase is PhaseName.DONE or (run_dir / "summary.json").is_file()
 
 
 def worker_specs(config: RunConfig, run_dir: Path) -> list[WorkerSpec]:

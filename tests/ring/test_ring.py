@@ -1,0 +1,143 @@
+"""The whole ring in one process over 200 seeds: deliveries twice, late and out of order, services killed at any moment.
+
+Whatever happens, steps come in order, no group is trained twice, staleness stays in its bound, and the ledger closes.
+"""
+
+import asyncio
+import random
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from beamline.coordinator.admission import Admission
+from beamline.coordinator.coordinator import Coordinator
+from beamline.coordinator.core import Core
+from beamline.coordinator.cursor import DataCursor, Prompt
+from beamline.coordinator.evaluator import Evaluator
+from beamline.coordinator.parts import make_lease
+from beamline.coordinator.recorder import Recorder
+from beamline.coordinator.summary import Summary
+from beamline.protocol.config import EvalSet, Placement, RunConfig
+from beamline.protocol.subjects import Subjects
+from beamline.runtime.memory_blobs import MemoryBlobStore
+from beamline.runtime.memory_bus import MemoryBus
+from beamline.runtime.memory_hub import MemoryHub
+from scripted_services import Mishaps, ScriptedReward, ScriptedRollout, ScriptedTrainer, Witness
+
+RING_DEADLINE_S = 30.0
+NUM_STEPS = 4
+
+
+def configure(rng: random.Random) -> RunConfig:
+    colocated = rng.random() < 0.5
+    return msgspec.convert(
+        {
+            "run": {"name": "ring", "placement": Placement.COLOCATED if colocated else Placement.DISAGGREGATED},
+            "coordinator": {
+                "max_staleness": 0 if colocated else rng.randint(0, 2),
+                "start_deadline_s": RING_DEADLINE_S,
+                "step_deadline_s": RING_DEADLINE_S,
+            },
+            "rollout": {
+                "replicas": rng.randint(1, 2),
+                "sampling": {"groups_per_step": 4, "samples_per_group": 2, "max_response_tokens": 8},
+            },
+            "trainer": {"num_steps": NUM_STEPS, "eval_interval": rng.choice([0, 2])},
+        },
+        RunConfig,
+    )
+
+
+class Ring:
+    """A run in one process. Every service can be killed and started again on the same hub."""
+
+    def __init__(self, seed: int, run_dir: Path) -> None:
+        self.rng = random.Random(seed)
+        self.config = configure(self.rng)
+        self.run_dir = run_dir
+        self.hub = MemoryHub(Subjects("beamline", "ring"), seed=seed)
+        self.bus = MemoryBus(self.hub)
+        self.blobs = MemoryBlobStore()
+        self.witness = Witness()
+        self.mishaps = Mishaps(failed=0.1, unmendable=0.2, equal_rewards=0.2, abstained=0.05)
+        self.trainer = ScriptedTrainer(self.bus, "trainer-0", self.witness, self.min_version)
+        self.reward = ScriptedReward(self.bus, "reward-0", 0, self.rng, self.mishaps)
+        self.rollouts = [self.make_rollout(i, 0) for i in range(self.config.rollout.replicas)]
+        self.num_kills = 0
+
+    def make_rollout(self, number: int, incarnation: int) -> ScriptedRollout:
+        colocated = self.config.run.placement is Placement.COLOCATED
+        name = f"rollout-{number}"
+        return ScriptedRollout(
+            self.bus, self.blobs, name, incarnation, self.rng, self.mishaps, colocated=colocated
+        )
+
+    def min_version(self, group_id: str) -> int:
+        taken = {group.group_id: group for group in self.core.ledger.batch(self.core.ledger.step + 1)}
+        return taken[group_id].min_policy_version
+
+    async def coordinate(self) -> None:
+        core = self.core = Core(self.config, self.bus, self.blobs)
+        await core.replay()
+        prompts = [Prompt(str(i), "sums", "4", [1] * (3 + i % 3)) for i in range(10)]
+        cursor = DataCursor(prompts, lambda p: p, max_prompt_tokens=9, seed=0, source="prompts")
+        lease = await make_lease(core)
+        recorder = Recorder(self.run_dir, self.config)
+        sets = [(EvalSet(path="eval.parquet", num_samples=2), {"sums": prompts[:3]})]
+        evaluator = Evaluator(core, sets, recorder.record_eval)
+        await Coordinator(core, Admission(core, cursor, lease), evaluator, lease, recorder).serve()
+
+    async def run(self) -> None:
+        for worker in (self.trainer, self.reward, *self.rollouts):
+            worker.start()
+        try:
+            async with asyncio.timeout(RING_DEADLINE_S):
+                await self.until_done()
+        finally:
+            for worker in (self.trainer, self.reward, *self.rollouts):
+                await worker.kill()
+
+    async def until_done(self) -> None:
+        """Run the coordinator, killing something at random moments, until it has ended by itself."""
+        coordinator = asyncio.create_task(self.coordinate())
+        while not coordinator.done():
+            for _ in range(self.rng.randint(50, 600)):
+                await asyncio.sleep(0)
+            if self.num_kills < 6 and not coordinator.done():
+                coordinator = await self.kill_one(coordinator)
+        await coordinator
+
+    async def kill_one(self, coordinator: asyncio.Task[None]) -> asyncio.Task[None]:
+        self.num_kills += 1
+        match self.rng.randint(0, 2):
+            case 0:
+                coordinator.cancel()
+                await asyncio.gather(coordinator, return_exceptions=True)
+                return asyncio.create_task(self.coordinate())
+            case 1:
+                await self.reward.kill()
+                self.reward = ScriptedReward(self.bus, "reward-0", self.num_kills, self.rng, self.mishaps)
+                self.reward.start()
+            case _:
+                number = self.rng.randrange(len(self.rollouts))
+                await self.rollouts[number].kill()
+                self.rollouts[number] = self.make_rollout(number, self.num_kills)
+                self.rollouts[number].start()
+        return coordinator
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_the_ring_keeps_its_promises(seed: int, tmp_path: Path):
+    ring = Ring(seed, tmp_path)
+    asyncio.run(ring.run())
+    witness, counts = ring.witness, ring.core.ledger.counts()
+    assert witness.trained_steps == list(range(1, NUM_STEPS + 1))
+    assert len(witness.trained_groups) == len(set(witness.trained_groups)) == counts["trained"]
+    assert 0 <= min(witness.staleness) and max(witness.staleness) <= ring.config.coordinator.max_staleness
+    assert counts["issued"] == counts["trained"] + counts["filtered"] + counts["stale"] + counts["failed"]
+    assert counts["in_flight"] == 0
+    summary = msgspec.json.decode((tmp_path / "summary.json").read_bytes(), type=Summary)
+    assert [step.step for step in summary.steps] == list(range(1, NUM_STEPS + 1))
+    expected = {0, 2, 4} if ring.config.trainer.eval_interval else set()
+    assert {evaluation.step for evaluation in summary.evaluations} == expected

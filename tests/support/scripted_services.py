@@ -1,0 +1,292 @@
+"""Rollout, reward and trainer as scripts over any bus: they answer by the rules of the ring, with made-up numbers.
+
+They obey what the coordinator relies on (gates, versions, leases, redelivery) and fail as their `Mishaps` say. For
+tests of the coordinator alone; the services' own tests and the end-to-end tests run the real ones.
+"""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from beamline.protocol import messages as m
+from beamline.protocol.blobs import Trajectories, VersionSpan, cumulative, encode_blob, pack_float32, pack_int32
+from beamline.runtime.blob_store import BlobStore
+from beamline.runtime.bus import Bus
+
+
+@dataclass
+class Mishaps:
+    """Shares of inputs that go wrong."""
+
+    failed: float = 0.0
+    unmendable: float = 0.0
+    equal_rewards: float = 0.0
+    abstained: float = 0.0
+
+
+@dataclass
+class Witness:
+    """What really happened, as the services saw it."""
+
+    trained_steps: list[int] = field(default_factory=list[int])
+    trained_groups: list[str] = field(default_factory=list[str])
+    staleness: list[int] = field(default_factory=list[int])
+
+
+NO_MANIFEST = m.BlobRef(owner="policy", key="manifest", kind="weight_manifest", num_bytes=0, checksum="0" * 16)
+
+
+def trajectories(group: m.PromptGroup, lengths: list[int], version: int) -> Trajectories:
+    total = sum(lengths)
+    return Trajectories(
+        group_id=group.group_id,
+        prompt_tokens=pack_int32(group.prompt_tokens),
+        cu_seqlens=cumulative(lengths),
+        tokens=pack_int32([7] * total),
+        loss_mask=memoryview(bytes([1]) * total),
+        rollout_logprobs=pack_float32([-0.5] * total),
+        finish_reasons=[m.FinishReason.STOP] * len(lengths),
+        version_spans=[[VersionSpan(version, 0, length)] for length in lengths],
+        texts=[f"Answer: {length}" for length in lengths],
+    )
+
+
+class Worker:
+    """What all scripted services have: a name, an incarnation, heartbeats, and tasks that can be killed."""
+
+    service = ""
+
+    def __init__(self, bus: Bus, name: str, incarnation: int = 0) -> None:
+        self.bus = bus
+        self.name = name
+        self.incarnation = str(incarnation)
+        self.version = -1
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def loops(self) -> list[Awaitable[None]]:
+        raise NotImplementedError
+
+    def start(self) -> None:
+        self._tasks = [asyncio.ensure_future(loop) for loop in [*self.loops(), self.beat()]]
+
+    async def kill(self) -> None:
+        """End without a word, as SIGKILL does."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def beat(self) -> None:
+        while True:
+            await self.heartbeat()
+            await asyncio.sleep(0.05)
+
+    async def heartbeat(self) -> None:
+        await self.bus.publish(
+            m.Heartbeat(
+                service=self.service,
+                worker=self.name,
+                incarnation=self.incarnation,
+                pid=1,
+                state=m.WorkerState.READY,
+                policy_version=self.version,
+                in_flight=0,
+                rss_bytes=1,
+            )
+        )
+
+
+class ScriptedRollout(Worker):
+    service = "rollout"
+
+    def __init__(
+        self,
+        bus: Bus,
+        blobs: BlobStore,
+        name: str,
+        incarnation: int,
+        rng: random.Random,
+        mishaps: Mishaps,
+        *,
+        colocated: bool,
+    ) -> None:
+        super().__init__(bus, name, incarnation)
+        self.blobs, self.rng, self.mishaps, self.colocated = blobs, rng, mishaps, colocated
+        self.open = asyncio.Event()
+        self.newest = -1
+
+    def loops(self) -> list[Awaitable[None]]:
+        if not self.colocated:
+            self.open.set()
+        return [
+            self.bus.work("rollout", self.handle, concurrency=4, gate=self.gate),
+            self.bus.follow(m.Phase, self.phase),
+            self.bus.follow(m.PolicyUpdate, self.load),
+        ]
+
+    async def gate(self) -> None:
+        while not (self.open.is_set() and self.version >= max(self.newest, 0)):
+            await asyncio.sleep(0)
+
+    async def phase(self, phase: m.Phase) -> None:
+        if not self.colocated:
+            return
+        if phase.phase in (m.PhaseName.GENERATE, m.PhaseName.EVALUATE):
+            if phase.granted:
+                self.open.set()
+            return
+        self.open.clear()
+        report = m.LeaseReport(
+            service="rollout",
+            worker=self.name,
+            incarnation=self.incarnation,
+            sequence=phase.sequence,
+            freed_bytes=1,
+            resident_bytes=1,
+        )
+        await self.bus.publish(report)
+
+    async def load(self, update: m.PolicyUpdate) -> None:
+        self.newest = max(self.newest, update.policy_version)
+        await asyncio.sleep(0)
+        self.version = update.policy_version
+        loaded = m.PolicyLoaded(
+            worker=self.name,
+            incarnation=self.incarnation,
+            policy_version=update.policy_version,
+            load_s=0.0,
+            canary_gap=0.0,
+        )
+        await self.bus.publish(loaded)
+        await self.heartbeat()
+
+    async def handle(self, group: m.Message) -> m.Message:
+        assert isinstance(group, m.PromptGroup)
+        first = self.version
+        assert first >= group.min_policy_version, "a worker took a group that asks for a newer policy"
+        for _ in range(self.rng.randint(0, 30)):
+            await asyncio.sleep(0)
+        if self.rng.random() < self.mishaps.failed:
+            return failure(group, "rollout", self.name, retryable=self.rng.random() >= self.mishaps.unmendable)
+        lengths = [self.rng.randint(1, 8) for _ in group.seeds]
+        payload = encode_blob(trajectories(group, lengths, first))
+        return m.TrajectoryGroup(
+            group_id=group.group_id,
+            attempt=group.attempt,
+            purpose=group.purpose,
+            task=group.task,
+            worker=self.name,
+            trajectories=await self.blobs.put(group.group_id, "trajectories", payload),
+            num_prompt_tokens=len(group.prompt_tokens),
+            response_lengths=lengths,
+            finish_reasons=[m.FinishReason.STOP] * len(lengths),
+            min_policy_version=first,
+            max_policy_version=self.version,
+            generate_s=0.01,
+        )
+
+
+class ScriptedReward(Worker):
+    service = "reward"
+
+    def __init__(self, bus: Bus, name: str, incarnation: int, rng: random.Random, mishaps: Mishaps) -> None:
+        super().__init__(bus, name, incarnation)
+        self.rng, self.mishaps = rng, mishaps
+
+    def loops(self) -> list[Awaitable[None]]:
+        return [self.bus.work("reward", self.handle, concurrency=4)]
+
+    async def handle(self, group: m.Message) -> m.Message:
+        assert isinstance(group, m.TrajectoryGroup)
+        rewards = [1.0, -1.0] * len(group.response_lengths)
+        if self.rng.random() < self.mishaps.equal_rewards:
+            rewards = [1.0] * len(rewards)
+        grades = [
+            m.Grade(reward=None, breakdown={}, why="the grader hung")
+            if self.rng.random() < self.mishaps.abstained
+            else m.Grade(reward=reward, breakdown={"acc": float(reward > 0)})
+            for reward in rewards[: len(group.response_lengths)]
+        ]
+        return m.ScoredGroup(
+            group_id=group.group_id,
+            attempt=group.attempt,
+            purpose=group.purpose,
+            task=group.task,
+            worker=self.name,
+            trajectories=group.trajectories,
+            num_prompt_tokens=group.num_prompt_tokens,
+            response_lengths=group.response_lengths,
+            finish_reasons=group.finish_reasons,
+            min_policy_version=group.min_policy_version,
+            max_policy_version=group.max_policy_version,
+            grades=grades,
+            generate_s=group.generate_s,
+            score_s=0.01,
+        )
+
+
+class ScriptedTrainer(Worker):
+    service = "trainer"
+
+    def __init__(self, bus: Bus, name: str, witness: Witness, min_versions: Callable[[str], int]) -> None:
+        super().__init__(bus, name)
+        self.witness, self.min_versions = witness, min_versions
+
+    def loops(self) -> list[Awaitable[None]]:
+        return [
+            self.announce(),
+            self.bus.work("trainer", self.handle),
+            self.bus.follow(m.Phase, self.phase),
+        ]
+
+    async def announce(self) -> None:
+        self.version = 0
+        await self.bus.publish(self.update(0))
+
+    async def phase(self, phase: m.Phase) -> None:
+        if phase.phase is m.PhaseName.CHECKPOINT and phase.granted:
+            saved = m.CheckpointSaved(step=self.version, path=f"global_step_{self.version}", num_bytes=1, save_s=0.1)
+            await self.bus.publish(saved)
+        if phase.phase in (m.PhaseName.GENERATE, m.PhaseName.EVALUATE) and not phase.granted:
+            report = m.LeaseReport(
+                service="trainer",
+                worker=self.name,
+                incarnation=self.incarnation,
+                sequence=phase.sequence,
+                freed_bytes=1,
+                resident_bytes=1,
+            )
+            await self.bus.publish(report)
+
+    async def handle(self, batch: m.Message) -> m.Message:
+        assert isinstance(batch, m.TrainBatch)
+        if batch.step > self.version:
+            self.witness.trained_steps.append(batch.step)
+            self.witness.trained_groups += [group.group_id for group in batch.groups]
+            oldest = [self.min_versions(group.group_id) for group in batch.groups]
+            self.witness.staleness += [batch.step - 1 - version for version in oldest]
+            await asyncio.sleep(0)
+            self.version = batch.step
+        return self.update(self.version)
+
+    def update(self, version: int) -> m.PolicyUpdate:
+        return m.PolicyUpdate(
+            step=version,
+            policy_version=version,
+            manifest=NO_MANIFEST,
+            canary=m.Canary(tokens=[1, 2], logprobs=[-1.0]),
+            stats={"policy/loss": 0.0},
+        )
+
+
+def failure(group: m.PromptGroup, service: str, worker: str, *, retryable: bool) -> m.GroupFailed:
+    return m.GroupFailed(
+        group_id=group.group_id,
+        attempt=group.attempt,
+        purpose=group.purpose,
+        service=service,
+        worker=worker,
+        kind="engine",
+        text="the engine gave up",
+        retryable=retryable,
+    )
