@@ -51,10 +51,16 @@ class Failed:
 
 
 class Inbox:
-    """Messages of one subscription, in order, mixed with news of the connection."""
+    """Messages of one subscription, in order, mixed with news of the connection.
 
-    def __init__(self, subject: str) -> None:
+    Args:
+        subject: what it listens to.
+        asks: what is published to receive answers here, if anything; a refusal of either fails the inbox.
+    """
+
+    def __init__(self, subject: str, asks: str = "") -> None:
         self.subject = subject
+        self.asks = asks
         self._events: asyncio.Queue[Msg | Reconnected | Failed] = asyncio.Queue()
         self._subscription: Any = None
 
@@ -86,6 +92,8 @@ class NatsConnection:
         self.name = name
         self.client: Client = Client()
         self.jetstream: JetStreamContext = self.client.jetstream(timeout=_ATTEMPT_S)
+        self.is_up = True
+        """False from a loss of the connection until the inboxes have been told of the new one."""
         self._inboxes: set[Inbox] = set()
         self._asked: dict[str, set[asyncio.Future[BeamlineError]]] = {}
         self._failure: BeamlineError | None = None
@@ -113,9 +121,9 @@ class NatsConnection:
             "start the run with `beamline run`, or correct bus.url"
         )
 
-    async def subscribe(self, subject: str) -> Inbox:
+    async def subscribe(self, subject: str, asks: str = "") -> Inbox:
         """Listen to a subject; close the inbox with `unsubscribe`."""
-        inbox = Inbox(subject)
+        inbox = Inbox(subject, asks)
 
         async def receive(msg: Msg) -> None:
             inbox.tell(msg)
@@ -170,6 +178,10 @@ class NatsConnection:
                 await self.client.flush(timeout=2)
             except (nats.errors.Error, TimeoutError) as error:
                 log.warning("the last messages to %s may be lost: %s", self.credentials.url, error)
+        else:
+            # nats-py would write what is kept back to the dead socket, and fail.
+            self.client._pending.clear()  # pyright: ignore[reportPrivateUsage]
+            self.client._pending_data_size = 0  # pyright: ignore[reportPrivateUsage]
         if not self.client.is_closed:
             await self.client.close()
 
@@ -190,6 +202,7 @@ class NatsConnection:
             max_reconnect_attempts=-1,
             pending_size=16 * 1024 * 1024,
             error_cb=self._on_error,
+            disconnected_cb=self._on_disconnected,
             reconnected_cb=self._on_reconnected,
             closed_cb=self._on_closed,
         )
@@ -243,17 +256,21 @@ class NatsConnection:
 
     def _deny(self, subject: str, text: str) -> None:
         error = PermissionDenied(
-            f"{self.credentials.url} does not let {self.credentials.user!r} use {subject} ({text}): "
-            "another service owns this subject"
+            f"{self.credentials.url} does not let {self.credentials.user!r} use this subject ({text}): "
+            "another service owns it"
         )
         for waiting in self._asked.get(subject.lower(), ()):
             if not waiting.done():
                 waiting.set_result(error)
         for inbox in self._inboxes:
-            if inbox.subject.lower() == subject.lower():
+            if subject.lower() in (inbox.subject.lower(), inbox.asks.lower()):
                 inbox.tell(Failed(error))
 
+    async def _on_disconnected(self) -> None:
+        self.is_up = False
+
     async def _on_reconnected(self) -> None:
+        self.is_up = True
         log.info("%s is connected to %s again", self.name, self.credentials.url)
         for inbox in self._inboxes:
             inbox.tell(Reconnected())

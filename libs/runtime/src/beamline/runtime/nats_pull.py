@@ -36,9 +36,9 @@ class PullRequest:
     async def next(self, num_wanted: int) -> Msg | Reconnected | None:
         """The next message; None when the consumer is gone. Opens a request for `num_wanted` if none is open."""
         if self._inbox is None:
-            self._inbox = await self._connection.subscribe(self._connection.client.new_inbox())
+            self._inbox = await self._connection.subscribe(self._connection.client.new_inbox(), self._subject)
         while True:
-            if self._num_due == 0:
+            if self._num_due == 0 and self._connection.is_up:
                 request = {"batch": num_wanted, "expires": int(_EXPIRES_S * 1e9)}
                 await self._connection.send(self._subject, json.dumps(request).encode(), reply=self._inbox.subject)
                 self._num_due = num_wanted

@@ -40,7 +40,7 @@ class NatsServer:
         self._blobs = blobs
         self._passwords = {service: secrets.token_urlsafe(24) for service in SERVICES}
         self._process: asyncio.subprocess.Process | None = None
-        self._log: deque[str] = deque(maxlen=20)
+        self._log: deque[str] = deque(maxlen=8)
         self._pump: asyncio.Task[None] | None = None
         self._stopping = False
 

@@ -62,7 +62,7 @@ class ServiceContext:
     """Set by the first signal."""
 
     async def until_stopped(self, *loops: Coroutine[Any, Any, None]) -> None:
-        """Run loops side by side until `stop` is set; then cancel them. The first error of any ends all of them."""
+        """Run loops side by side until `stop` is set or one of them ends; then cancel the rest. Raises its error."""
         tasks = [asyncio.create_task(loop) for loop in loops]
         stopping = asyncio.create_task(self.stop.wait())
         try:
