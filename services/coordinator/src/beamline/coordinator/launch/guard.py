@@ -14,7 +14,8 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from beamline.coordinator.launch.shared_memory import sweep
+from beamline.protocol.subjects import Subjects
+from beamline.runtime.shm_blobs import sweep
 
 
 class Guard:
@@ -26,9 +27,9 @@ class Guard:
         self._input = process.stdin
 
     @classmethod
-    async def start(cls, run_dir: Path) -> "Guard":
+    async def start(cls, subjects: Subjects, run_dir: Path) -> "Guard":
         """Start the guard of a run."""
-        command = (sys.executable, "-m", __name__, str(run_dir))
+        command = (sys.executable, "-m", __name__, subjects.prefix, subjects.run, str(run_dir))
         return cls(
             await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE, start_new_session=True)
         )
@@ -74,7 +75,8 @@ def main() -> None:
     for pid in groups:
         end_group(pid)
     if groups:
-        sweep(Path(sys.argv[1]))
+        prefix, run, run_dir = sys.argv[1:]
+        sweep(Subjects(prefix, run), Path(run_dir))
 
 
 if __name__ == "__main__":

@@ -62,9 +62,22 @@ class RunFolder:
     def fill(self, config: RunConfig) -> RunConfig:
         """Write the model, the data and `config.json`; returns the configuration as the services will read it.
 
+        What fails half-way leaves no folder.
+
         Raises:
             ConfigError: the model that the recipe names by `asset:` does not fit the recipe.
         """
+        try:
+            return self._fill(config)
+        except BaseException:
+            shutil.rmtree(self.path)
+            raise
+
+    def release(self) -> None:
+        """Give up the folder."""
+        self._lock.close()
+
+    def _fill(self, config: RunConfig) -> RunConfig:
         model_path = config.model.path
         if model_path.startswith(preflight.ASSET):
             model_path = str(assets.materialise(model_path.removeprefix(preflight.ASSET), self.path / "model"))
@@ -79,10 +92,6 @@ class RunFolder:
         preflight.check_model(placed)
         write_config(self.path, placed)
         return placed
-
-    def release(self) -> None:
-        """Give up the folder."""
-        self._lock.close()
 
     def _fill_data(self, data: DataSection) -> DataSection:
         return replace(

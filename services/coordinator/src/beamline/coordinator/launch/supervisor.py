@@ -10,9 +10,7 @@ import msgspec
 
 from beamline.coordinator.launch.launcher import Launcher, WorkerSpec
 from beamline.protocol.errors import BeamlineError
-
-CONFIG_ERROR_EXIT = 2
-"""Exit code of a service that refuses its configuration; another try would end the same way."""
+from beamline.runtime.service import EXIT_CONFIG, EXIT_FAILED
 
 NUM_TAIL_LINES = 30
 
@@ -45,7 +43,7 @@ class Supervisor:
         policy: how often a worker may come back.
         notify: shows a line when something was started again.
         now: monotonic clock in seconds.
-        done: whether the run is over, so that a worker that has ended well stays away.
+        done: whether the run is over, so that who has ended well may stay away.
     """
 
     def __init__(
@@ -54,7 +52,7 @@ class Supervisor:
         policy: RestartPolicy,
         notify: Notify,
         now: Callable[[], float],
-        done: Callable[[], bool] = lambda: False,
+        done: Callable[[], bool],
     ) -> None:
         self._launcher = launcher
         self._policy = policy
@@ -87,8 +85,10 @@ class Supervisor:
         while True:
             worker = await self._launcher.start(spec)
             code = await worker.wait()
-            if code == 0 and spec.service == "coordinator":
-                return
+            if code == 0:
+                await asyncio.sleep(self._policy.first_delay_s)  # the news that the run is over may still be on its way
+                if self._done():
+                    return
             self._refuse_hopeless(spec, code)
             now = self._now()
             while restarts and now - restarts[0] > self._policy.window_s:
@@ -99,18 +99,16 @@ class Supervisor:
             delay_s = self._policy.delay_s(len(restarts))
             restarts.append(now)
             await asyncio.sleep(delay_s)
-            if code == 0 and self._done():
-                return
             self._notify(f"{ending(spec, code)}; starting it again (log: {spec.log})")
 
     def _refuse_hopeless(self, spec: WorkerSpec, code: int) -> None:
         """Raises RunFailed where another start cannot help."""
-        if code == CONFIG_ERROR_EXIT:
-            raise RunFailed(last_line(spec.log) or ending(spec, code))
-        if spec.service == "trainer" and code != 0:
+        if code == EXIT_CONFIG:
+            raise RunFailed(refusal(spec.log) or ending(spec, code))
+        if spec.service == "trainer":
             reason = "the optimizer's state went with it, so the run cannot go on: start it again"
             raise RunFailed(f"{ending(spec, code)}; {reason}. {last_words(spec.log)}")
-        if spec.service == "coordinator" and code > 0:
+        if spec.service == "coordinator" and code == EXIT_FAILED:
             # It gave up with a reason (a wait that ran out, a ledger that does not close): not a crash.
             raise RunFailed(f"{ending(spec, code)}. {last_words(spec.log)}")
 
@@ -125,10 +123,10 @@ def ending(spec: WorkerSpec, code: int) -> str:
         return f"{spec.worker} was killed by signal {-code}"
 
 
-def last_line(log: Path) -> str:
-    """The last line of a log that says something; empty if there is none."""
-    lines = _tail(log)
-    return lines[-1] if lines else ""
+def refusal(log: Path) -> str:
+    """The last error line of a log: a service's reason for not starting. Empty if there is none."""
+    reasons = [line for line in _tail(log) if line.startswith("error: ")]
+    return reasons[-1].removeprefix("error: ") if reasons else ""
 
 
 def last_words(log: Path) -> str:
@@ -136,7 +134,7 @@ def last_words(log: Path) -> str:
     lines = _tail(log)
     if not lines:
         return f"It wrote nothing to its log, {log}"
-    starts = [index for index, line in enumerate(lines) if line.startswith("Traceback")]
+    starts = [index for index, line in enumerate(lines) if "Traceback (most recent call last)" in line]
     shown = lines[starts[-1] :] if starts else lines
     return "\n".join([f"The end of its log, {log}:", *(f"  {line}" for line in shown[-NUM_TAIL_LINES:])])
 

@@ -1,0 +1,103 @@
+"""Stands in for a service's program in the launcher's tests, with the real life cycle on the real bus.
+
+    python fake_service.py SERVICE,BEHAVIOUR[,WORKER...] --run-dir DIR --worker NAME
+
+BEHAVIOUR: `serve` waits to be stopped; `finish` is a coordinator that waits for the named workers to be ready, takes one
+step and ends; `follow` is a coordinator that ends when it is asked to, `idle` one that does not answer; `refuse` and `crash` end by an error; `once` is
+killed at its first start; `child` starts a process of its own, notes its pid, and serves; `deaf` does not drain.
+"""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+
+from beamline.protocol.errors import ConfigError
+from beamline.protocol.messages import EvalResult, Heartbeat, Message, Metrics, Phase, PhaseName, StatusReply, StopRequest, WorkerState
+from beamline.runtime.service import ServiceContext, run_service
+
+
+async def main(context: ServiceContext) -> None:
+    behaviour = BEHAVIOUR
+    starts = context.run_dir / f"{context.worker}.starts"
+    starts.write_text(starts.read_text() + "x" if starts.exists() else "x")
+    (context.run_dir / f"{context.worker}.pid").write_text(str(os.getpid()))
+    await context.blobs.put(f"made-by-{context.worker}", "trajectories", b"payload")
+    context.status.state = WorkerState.READY
+    match behaviour:
+        case "refuse":
+            raise ConfigError("trainer.optimizer.lr=-1: must be above 0")
+        case "crash":
+            raise RuntimeError("the loss is NaN at step 3")
+        case "once" if len(starts.read_text()) == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "finish":
+            await take_one_step(context)
+        case "idle":
+            await context.bus.ensure_streams()
+            await context.stop.wait()
+        case "follow":
+            await end_when_asked(context)
+        case "child":
+            child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+            (context.run_dir / "child.pid").write_text(str(child.pid))
+            await context.stop.wait()
+        case "deaf":
+            await asyncio.Event().wait()
+        case _:
+            await context.stop.wait()
+
+
+async def take_one_step(context: ServiceContext) -> None:
+    """Wait for what the other workers have to do first, say what a coordinator says, and finish."""
+    await context.bus.ensure_streams()
+    for worker in WAIT_FOR:
+        await until_ready(context, worker)
+    values = {"reward/mean": 0.5, "timing/step": 2.0}
+    await context.bus.publish(Metrics(service="coordinator", worker=context.worker, step=1, values=values))
+    accuracy = {"accuracy": 0.75, "accuracy_low": 0.7, "accuracy_high": 0.8}
+    await context.bus.publish(
+        EvalResult(step=1, policy_version=1, name="sums", num_problems=4, num_samples=8, values=accuracy)
+    )
+    await context.bus.publish(Phase(sequence=1, step=1, phase=PhaseName.DONE, policy_version=1, granted=True))
+    (context.run_dir / "summary.json").write_text("{}")
+
+
+async def until_ready(context: ServiceContext, worker: str) -> None:
+    """Until a heartbeat of the worker says so; one that is killed at its first start never gets there before."""
+
+    async def seen(message: Message) -> None:
+        if isinstance(message, Heartbeat) and message.worker == worker and message.state is WorkerState.READY:
+            ready.set()
+
+    ready = asyncio.Event()
+    async with asyncio.timeout(20):
+        await context.until_stopped(context.bus.subscribe(context.bus.subjects.heartbeat(worker), seen), _wait(ready))
+
+
+async def end_when_asked(context: ServiceContext) -> None:
+    """A coordinator that runs until StopRequest."""
+    await context.bus.ensure_streams()
+    asked = asyncio.Event()
+
+    async def answer(request: Message) -> StatusReply:
+        if isinstance(request, StopRequest):
+            asked.set()
+        return StatusReply(
+            run=context.config.run.name, step=3, num_steps=9, phase=PhaseName.TRAIN, policy_version=2, paused=False,
+            waiting_for="the trainer", ledger={"issued": 4, "trained": 4}, workers=[], metrics={},
+        )  # fmt: skip
+
+    await context.until_stopped(context.bus.serve(answer), _wait(asked))
+    if asked.is_set():
+        (context.run_dir / "summary.json").write_text("{}")
+
+
+async def _wait(event: asyncio.Event) -> None:
+    await event.wait()
+
+
+if __name__ == "__main__":
+    SERVICE, BEHAVIOUR, *WAIT_FOR = sys.argv[1].split(",")
+    run_service(SERVICE, main, sys.argv[2:])

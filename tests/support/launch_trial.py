@@ -1,0 +1,25 @@
+"""A launcher to be signalled: `python launch_trial.py FOLDER WORKER=BEHAVIOUR...` runs a trial in FOLDER."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+from launcher_fakes import fake_command, trial_config
+
+from beamline.coordinator.launch.display import PlainDisplay
+from beamline.coordinator.launch.interrupt import Interrupted
+from beamline.coordinator.launch.run import run
+
+
+def main() -> None:
+    folder, *behaviours = sys.argv[1:]
+    command = fake_command(**dict(behaviour.split("=") for behaviour in behaviours))
+    try:
+        print(asyncio.run(run(trial_config(Path(folder)), PlainDisplay(), command=command)))
+    except Interrupted as interrupted:
+        print(interrupted)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""A launcher that is interrupted, ended or killed leaves no process and no shared memory."""
+
+import asyncio
+import signal
+import sys
+from asyncio.subprocess import PIPE, STDOUT, Process
+from collections.abc import Sequence
+from pathlib import Path
+
+from launcher_fakes import alive, noted_pids, shared_memory
+
+LAUNCH = Path(__file__).parents[2] / "support" / "launch_trial.py"
+DEADLINE_S = 60
+
+
+async def launch(folder: Path, *behaviours: str) -> Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable, str(LAUNCH), str(folder), *behaviours, stdout=PIPE, stderr=STDOUT, start_new_session=True
+    )
+
+
+async def read_until(process: Process, *texts: str) -> str:
+    """The launcher's output up to the line that completes what is awaited; to its end for no texts.
+
+    The guard holds the same output open, so its end means that the guard has ended too.
+    """
+    assert process.stdout is not None
+    read = ""
+    async with asyncio.timeout(DEADLINE_S):
+        while not texts or not all(text in read for text in texts):
+            line = (await process.stdout.readline()).decode()
+            if not line:
+                break
+            read += line
+    assert all(text in read for text in texts), read
+    return read
+
+
+def ready(*workers: str) -> Sequence[str]:
+    return [f"{worker} is ready" for worker in workers]
+
+
+def assert_nothing_left(folder: Path) -> None:
+    run_dir = folder / "runs" / "trial"
+    assert len(noted_pids(run_dir)) >= 3
+    assert [pid for pid in noted_pids(run_dir) if alive(pid)] == []
+    assert not shared_memory(run_dir).exists()
+
+
+async def test_sigkill_of_the_launcher_takes_everything_with_it(tmp_path: Path) -> None:
+    process = await launch(tmp_path, "coordinator=follow", "rollout_0=child", "trainer=deaf")
+    await read_until(process, *ready("rollout-0", "trainer", "reward", "coordinator"))
+    assert shared_memory(tmp_path / "runs" / "trial").is_dir()
+    process.kill()
+    await read_until(process)
+    assert_nothing_left(tmp_path)
+
+
+async def test_the_first_interrupt_lets_the_step_end(tmp_path: Path) -> None:
+    process = await launch(tmp_path, "coordinator=follow")
+    await read_until(process, *ready("rollout-0", "trainer", "reward", "coordinator"))
+    process.send_signal(signal.SIGINT)
+    rest = await read_until(process)
+    assert "stopping after the step under way; Ctrl-C again stops at once" in rest
+    assert await process.wait() == 0, rest
+    assert_nothing_left(tmp_path)
+
+
+async def test_the_second_interrupt_ends_the_run_at_once(tmp_path: Path) -> None:
+    process = await launch(tmp_path, "coordinator=idle")
+    await read_until(process, *ready("rollout-0", "trainer", "reward", "coordinator"))
+    process.send_signal(signal.SIGINT)
+    await read_until(process, "Ctrl-C again stops at once")
+    process.send_signal(signal.SIGINT)
+    rest = await read_until(process)
+    assert "the run was interrupted" in rest
+    assert await process.wait() == 130
+    assert_nothing_left(tmp_path)
+
+
+async def test_sigterm_ends_the_run_at_once(tmp_path: Path) -> None:
+    process = await launch(tmp_path, "coordinator=follow", "rollout_0=child")
+    await read_until(process, *ready("rollout-0", "trainer", "reward", "coordinator"))
+    process.terminate()
+    assert "the run was interrupted" in await read_until(process)
+    assert await process.wait() == 130
+    assert_nothing_left(tmp_path)
