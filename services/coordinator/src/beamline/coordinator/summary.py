@@ -19,7 +19,7 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Base of the parts of a summary."""
 
 
-class Evaluation(_Record, kw_only=True):
+class Evaluation(_Record, frozen=True, kw_only=True):
     """One data source after `step` policy updates; `values` are under the names that follow `eval/<name>/`."""
 
     step: int
@@ -27,12 +27,12 @@ class Evaluation(_Record, kw_only=True):
     values: dict[str, float]
 
 
-class StepValues(_Record, kw_only=True):
+class StepValues(_Record, frozen=True, kw_only=True):
     step: int
     values: dict[str, float]
 
 
-class LedgerCounts(_Record, kw_only=True):
+class LedgerCounts(_Record, frozen=True, kw_only=True):
     """Prompt groups."""
 
     issued: int
@@ -48,7 +48,7 @@ class LedgerCounts(_Record, kw_only=True):
         return self.issued - self.trained - self.filtered - self.stale - self.failed - self.in_flight
 
 
-class Artifacts(_Record, kw_only=True):
+class Artifacts(_Record, frozen=True, kw_only=True):
     """Paths, relative to where the run was started if `run.dir` is."""
 
     report: str
@@ -58,7 +58,7 @@ class Artifacts(_Record, kw_only=True):
     evals: str
 
 
-class Summary(_Record, kw_only=True):
+class Summary(_Record, frozen=True, kw_only=True):
     run: str
     status: str
     started: str

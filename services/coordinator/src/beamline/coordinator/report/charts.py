@@ -57,7 +57,7 @@ LENGTH = Figure(
 )
 MISMATCH = Figure(
     metric="policy/mismatch_abs_mean",
-    title="Mismatch of trainer and engine",
+    title="Trainer–engine mismatch",
     unit="mean |old − rollout| log-probability",
     format=".2~e",
     meaning="Distance of the trainer's log-probabilities from the engine's, before the first update",
@@ -154,7 +154,7 @@ def accuracy_chart(summary: Summary) -> Chart | None:
     ]
     return Chart(
         key="accuracy",
-        title="Accuracy on held-out problems",
+        title="Held-out accuracy",
         caption="Share of correct answers; the band is the 95 % bootstrap interval over problems.",
         spec=_layered(rows, layers, y, tooltip, {"color": colour}),
     )

@@ -66,7 +66,7 @@ def _chart_library() -> str:
     """Vega, Vega-Lite and Vega-Embed as one script that sets `window.vegaEmbed`; bundling it takes a second."""
     import vl_convert
 
-    return vl_convert.javascript_bundle()
+    return vl_convert.javascript_bundle()  # pyright: ignore[reportCallIssue]  # its stub lacks the default
 
 
 def _sections(summary: Summary) -> list[tuple[str, str, list[charts.Chart]]]:
