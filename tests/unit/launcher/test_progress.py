@@ -1,0 +1,87 @@
+"""The lines a person sees, and the table of a run."""
+
+import io
+from pathlib import Path
+
+from rich.console import Console
+
+from beamline.coordinator.launch.guard import remaining
+from beamline.coordinator.launch.progress import Progress, step_line
+from beamline.coordinator.launch.status import show_status
+from beamline.coordinator.launch.supervisor import last_words, refusal
+from beamline.protocol.messages import Heartbeat, Phase, PhaseName, ServiceFailed, StatusReply, WorkerState
+
+
+def heartbeat(state: WorkerState, incarnation: str = "a") -> Heartbeat:
+    return Heartbeat(
+        service="rollout", worker="rollout-0", incarnation=incarnation, pid=7, state=state, policy_version=3,
+        in_flight=2, rss_bytes=3 * 2**20, waiting_for="a group",
+    )  # fmt: skip
+
+
+def test_a_worker_is_told_once_a_life() -> None:
+    progress = Progress(num_steps=40, now=lambda: 12.34)
+    ready, starting = heartbeat(WorkerState.READY), heartbeat(WorkerState.STARTING)
+    assert progress.lines(starting) == ["  12.3 s  rollout-0 is starting"]
+    assert progress.lines(starting) == []
+    assert progress.lines(ready) == ["  12.3 s  rollout-0 is ready (3 MiB)"]
+    assert progress.lines(heartbeat(WorkerState.BUSY)) == []
+    assert progress.lines(ready) == []
+    assert progress.lines(heartbeat(WorkerState.READY, "b")) == ["  12.3 s  rollout-0 is ready (3 MiB)"]
+
+
+def test_phases_move_the_bar_and_only_the_long_ones_are_told() -> None:
+    progress = Progress(num_steps=40, now=lambda: 0.0)
+
+    def lines(phase: PhaseName) -> list[str]:
+        return progress.lines(Phase(sequence=1, step=1, phase=phase, policy_version=5, granted=True))
+
+    assert lines(PhaseName.GENERATE) == []
+    assert progress.phase is PhaseName.GENERATE
+    assert lines(PhaseName.EVALUATE) == ["evaluate policy 5"]
+    assert lines(PhaseName.EVALUATE) == []
+
+
+def test_a_failure_is_told() -> None:
+    failed = ServiceFailed(service="trainer", worker="trainer", error="the loss is NaN", traceback="...")
+    assert Progress(1, now=lambda: 0.0).lines(failed) == ["trainer failed: the loss is NaN"]
+
+
+def test_a_step_in_one_line() -> None:
+    values = {
+        "reward/mean": 0.4121, "reward/accuracy": 0.5, "tokens/response_mean": 28.26, "timing/step": 5.25,
+        "policy/mismatch_abs_mean": 0.00012, "timing/generate": 2.1, "timing/train": 2.6, "timing/evaluate": 0.0,
+    }  # fmt: skip
+    assert step_line(3, 40, values) == (
+        "step  3/40  reward 0.412  accuracy 50.0%  length 28.3  mismatch 1.2e-04  5.2 s (generate 2.1, train 2.6)"
+    )
+
+
+def test_the_table_of_a_run() -> None:
+    output = io.StringIO()
+    status = StatusReply(
+        run="demo", step=3, num_steps=40, phase=PhaseName.TRAIN, policy_version=2, paused=True,
+        waiting_for="the trainer's update", ledger={"issued": 96, "trained": 64}, metrics={"reward/mean": 0.5},
+        workers=[heartbeat(WorkerState.BUSY)],
+    )  # fmt: skip
+    show_status(status, Console(file=output, width=200))
+    text = output.getvalue()
+    assert "run demo: step 3/40, train, paused" in text
+    assert "groups: issued 96, trained 64" in text
+    assert "rollout-0" in text
+    assert "3 MiB" in text
+
+
+def test_the_guard_ends_what_was_not_reported_ended() -> None:
+    assert remaining(["+12\n", "+13\n", "-12\n"]) == {13}
+    assert remaining(["+12\n", "done\n"]) == set()
+    assert remaining([]) == set()
+
+
+def test_the_last_words_of_a_log(tmp_path: Path) -> None:
+    log = tmp_path / "trainer.log"
+    assert last_words(log) == f"It wrote nothing to its log, {log}"
+    log.write_text("Traceback (most recent call last):\nold\nloading\nTraceback (most recent call last):\n  x\nOops: 3\n")
+    assert last_words(log) == f"The end of its log, {log}:\n  Traceback (most recent call last):\n    x\n  Oops: 3"
+    log.write_text("starting\nerror: model.path=x is not a directory\nnats: closed\n")
+    assert refusal(log) == "model.path=x is not a directory"
