@@ -69,7 +69,7 @@ class NatsBus:
         ack_wait_s: float = 15.0,
         publish_deadline_s: float = 60.0,
         max_deliveries: int = 10,
-        connect_deadline_s: float = 10.0,
+        connect_deadline_s: float = 5.0,
     ) -> "NatsBus":
         """Connect as a user. Raises BusUnavailable when nobody answers at the address or the login is refused."""
         connection = await NatsConnection.open(credentials, name or credentials.user, connect_deadline_s)

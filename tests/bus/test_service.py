@@ -1,0 +1,143 @@
+"""The life of a service process: arguments, heartbeat, drain, and an exit code and a plain line for every end."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest_asyncio
+from brokers import SUBJECTS, NatsBroker, Tasks
+
+from beamline.protocol import messages as m
+from beamline.protocol.config import BusSection, RunConfig, RunSection
+from beamline.runtime.deadline import deadline
+from beamline.runtime.run_files import read_config, write_config
+from beamline.runtime.shm_blobs import sweep
+
+TINY_SERVICE = Path(__file__).parents[1] / "support" / "tiny_service.py"
+CONFIG = RunConfig(run=RunSection(name=SUBJECTS.run), bus=BusSection(prefix=SUBJECTS.prefix))
+
+
+@pytest_asyncio.fixture
+async def run_dir(nats: NatsBroker) -> AsyncIterator[Path]:
+    write_config(nats.server.run_dir, CONFIG)
+    yield nats.server.run_dir
+    sweep(SUBJECTS, nats.server.run_dir)
+
+
+async def start(*arguments: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable, str(TINY_SERVICE), *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+
+
+async def end_of(process: asyncio.subprocess.Process) -> tuple[int, str]:
+    """Exit code and what it wrote to stderr."""
+    async with deadline(20, "the service to end"):
+        _, stderr = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, stderr.decode()
+
+
+class Listener:
+    """The messages of one subject, until one satisfies."""
+
+    def __init__(self) -> None:
+        self.arrived: asyncio.Queue[m.Message] = asyncio.Queue()
+
+    async def __call__(self, message: m.Message) -> None:
+        self.arrived.put_nowait(message)
+
+    async def next(self, what: str) -> m.Message:
+        async with deadline(20, what):
+            return await self.arrived.get()
+
+
+async def test_it_beats_and_drains(nats: NatsBroker, run_dir: Path, tasks: Tasks) -> None:
+    coordinator = await nats.client("coordinator")
+    beats = Listener()
+    tasks.start(coordinator.subscribe(SUBJECTS.heartbeat(), beats))
+    process = await start("--run-dir", str(run_dir), "--worker", "reward-0")
+    heartbeat = await beats.next("a heartbeat")
+    while not (isinstance(heartbeat, m.Heartbeat) and heartbeat.state is m.WorkerState.READY):
+        heartbeat = await beats.next("a heartbeat of a ready worker")
+    assert (heartbeat.worker, heartbeat.pid, heartbeat.policy_version) == ("reward-0", process.pid, 7)
+    assert heartbeat.rss_bytes > 10_000_000
+    process.send_signal(signal.SIGUSR1)
+    process.terminate()
+    code, text = await end_of(process)
+    assert code == 0
+    assert "drains after SIGTERM" in text
+    assert "most recent call first" in text, "SIGUSR1 writes the stacks"
+
+
+async def test_a_second_signal_ends_it_at_once(nats: NatsBroker, run_dir: Path) -> None:
+    process = await start("--run-dir", str(run_dir), "--worker", "stubborn")
+    coordinator = await nats.client("coordinator")
+    beats = Listener()
+    async with asyncio.TaskGroup() as group:
+        listening = group.create_task(coordinator.subscribe(SUBJECTS.heartbeat(), beats))
+        await beats.next("a heartbeat")
+        process.terminate()
+        assert process.stderr is not None
+        async with deadline(10, "the first signal to be noticed"):
+            await process.stderr.readuntil(b"drains after SIGTERM")
+        process.terminate()
+        assert (await end_of(process))[0] == 128 + signal.SIGTERM
+        listening.cancel()
+
+
+async def test_an_error_goes_out_on_the_bus_with_its_traceback(nats: NatsBroker, run_dir: Path, tasks: Tasks) -> None:
+    coordinator = await nats.client("coordinator")
+    failures = Listener()
+    tasks.start(coordinator.subscribe(SUBJECTS.error(), failures))
+    await coordinator.last(m.Phase)  # the subscription is in place before the answer to this
+    code, text = await end_of(await start("--run-dir", str(run_dir), "--worker", "crash"))
+    assert code == 1
+    assert "KeyError: 'a defect'" in text
+    failed = await failures.next("ServiceFailed")
+    assert isinstance(failed, m.ServiceFailed)
+    assert (failed.worker, failed.error) == ("crash", "KeyError: 'a defect'")
+    assert "tiny_service.py" in failed.traceback
+
+
+async def test_a_setting_to_change_is_one_plain_line(run_dir: Path) -> None:
+    code, text = await end_of(await start("--run-dir", str(run_dir), "--worker", "unusable"))
+    assert code == 2
+    assert "error: model.path='/nowhere' has no tokenizer" in text
+    assert "Traceback" not in text
+
+
+async def test_a_service_that_is_done_exits_0(run_dir: Path) -> None:
+    assert (await end_of(await start("--run-dir", str(run_dir), "--worker", "done")))[0] == 0
+
+
+async def test_no_broker_is_exit_3_with_the_address(nats: NatsBroker, run_dir: Path) -> None:
+    await nats.server.stop()
+    code, text = await end_of(await start("--run-dir", str(run_dir)))
+    assert code == 3
+    assert f"no nats-server at {nats.server.url}" in text
+    assert "Traceback" not in text
+
+
+async def test_no_run_folder_is_exit_2(tmp_path: Path) -> None:
+    code, text = await end_of(await start("--run-dir", str(tmp_path)))
+    assert code == 2
+    assert f"{tmp_path}/config.json does not exist: start the run with `beamline run`" in text
+
+
+async def test_help_imports_nothing_heavy() -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-X", "importtime", str(TINY_SERVICE), "--help",
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    stdout, imports = await process.communicate()
+    assert process.returncode == 0
+    assert b"--run-dir" in stdout
+    assert not {b"nats", b"hydra", b"torch"} & {line.split(b"|")[-1].strip() for line in imports.splitlines()}
+
+
+async def test_the_configuration_survives_its_file(tmp_path: Path) -> None:
+    write_config(tmp_path, CONFIG)
+    assert read_config(tmp_path) == CONFIG
