@@ -3,6 +3,7 @@
 import math
 
 import pytest
+
 from beamline.algorithms.advantages import grpo
 from beamline.algorithms.filters import zero_variance
 from beamline.algorithms.shaping import overlong

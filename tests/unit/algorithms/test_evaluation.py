@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+
 from beamline.algorithms.evaluation import bootstrap_interval, pass_at_k, summarise
 
 

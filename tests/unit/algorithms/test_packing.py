@@ -3,6 +3,7 @@
 import random
 
 import pytest
+
 from beamline.algorithms.packing import balance, micro_batches
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
 from beamline.models.datasets import COLUMNS, PromptRow, prepare, read_rows, write_rows
 
 DATA = Path(__file__).parents[4] / "shared" / "data"

@@ -11,6 +11,8 @@ from math_verify import parse, verify
 from beamline.reward.grader import Verdict
 from beamline.reward.math_dapo import last_answer
 
+NO_LIMIT = 0
+
 # The library warns once that its time limits are off.
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
@@ -22,9 +24,9 @@ def grade(text: str, ground_truth: str) -> Verdict:
     formula, a number).
     """
     answer = last_answer(text).strip()
-    found = parse(_as_math(answer) if answer else text, parsing_timeout=None)
-    expected = parse(_as_math(ground_truth), parsing_timeout=None)
-    correct = bool(found) and verify(expected, found, timeout_seconds=None)
+    found = parse(_as_math(answer) if answer else text, parsing_timeout=NO_LIMIT)
+    expected = parse(_as_math(ground_truth), parsing_timeout=NO_LIMIT)
+    correct = bool(found) and verify(expected, found, timeout_seconds=NO_LIMIT)
     return Verdict(reward=1.0 if correct else -1.0, acc=float(correct), pred=answer or str(found[-1] if found else ""))
 
 

@@ -51,12 +51,13 @@ class Scorer:
         self._blobs = blobs
         self._shaping = shaping
 
-    async def handle(self, group: TrajectoryGroup) -> ScoredGroup | GroupFailed:
-        """Grade a group; the same group always gets the same grades.
+    async def handle(self, group: Message) -> ScoredGroup | GroupFailed:
+        """Grade a TrajectoryGroup; the same group always gets the same grades.
 
         Raises:
             Rejected: the group's blob is missing, damaged or another group's, or it asks for another grader.
         """
+        assert isinstance(group, TrajectoryGroup), f"{type(group).__name__} does not belong on the queue of reward"
         started = time.monotonic()
         texts = await self._read_texts(group)
         outcomes = await self._grade(group, texts)

@@ -1,0 +1,3 @@
+"""A grader's module that cannot be imported."""
+
+raise RuntimeError("planted at import")
