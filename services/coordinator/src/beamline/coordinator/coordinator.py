@@ -57,6 +57,7 @@ class Coordinator:
     @tracer.start_as_current_span("step")
     async def run_step(self) -> None:
         """Turn policy step-1 into policy step. Waits for scored groups, for the trainer, and for the workers' loads."""
+        self.clock.start()
         groups = await self.draw_groups()
         update = await self.train(groups)
         await self.sync(update)
@@ -112,7 +113,8 @@ class Coordinator:
 
     async def report(self, drawn: list[m.ScoredGroup], update: m.PolicyUpdate) -> None:
         """Write the step down and tell whoever follows the run."""
-        values = {**group_metrics(update.step, drawn), **update.stats, **self.clock.lap()}
+        values = {**group_metrics(update.step, drawn), **update.stats, **self.clock.spent()}
+        values["timing/step"] = self.clock.total()
         values |= {f"ledger/{name}": float(count) for name, count in self.ledger.counts().items()}
         values |= {f"sync/canary_gap/{worker}": gap for worker, gap in self.core.roster.canary_gaps.items()}
         values |= {f"resources/freed_bytes/{w}": float(n) for w, n in self.core.roster.freed_bytes().items()}
@@ -130,17 +132,22 @@ class Coordinator:
         due = interval > 0 and (step % interval == 0 or step >= self.core.last_step)
         if not due or step in self.core.state.evaluated:
             return
+        self.clock.start()
         with self.clock.phase("evaluate"):
             await self.enter(m.PhaseName.EVALUATE)
             await self.evaluator.evaluate(step)
-            await self.core.commit(j.Evaluated(policy_version=step))
+        self.recorder.record_step(step, self.clock.spent())
+        await self.core.commit(j.Evaluated(policy_version=step))
 
     async def checkpoint(self) -> None:
         """Have the trainer save its last policy."""
         if self.ledger.step == 0:
             return
-        await self.enter(m.PhaseName.CHECKPOINT)
-        await self.when(lambda: self.saved, lambda: "the trainer's checkpoint")
+        self.clock.start()
+        with self.clock.phase("checkpoint"):
+            await self.enter(m.PhaseName.CHECKPOINT)
+            await self.when(lambda: self.saved, lambda: "the trainer's checkpoint")
+        self.recorder.record_step(self.ledger.step, self.clock.spent())
 
     async def start(self) -> None:
         """Wait until every service is alive and every worker serves the policy that the journal ends with."""
@@ -149,7 +156,6 @@ class Coordinator:
         await self.core.pulse.when(lambda: not self.missing_services(), self.missing_services, deadline_s)
         self.ledger.record_loaded(self.ledger.step)
         self.core.pulse.beat()
-        self.clock.lap()
 
     async def finish(self) -> None:
         """End what is in flight, say that the run is done, write summary and report."""
@@ -157,7 +163,8 @@ class Coordinator:
         await self.core.commit(j.Closed())
         await self.core.release(left)
         await self.enter(m.PhaseName.DONE)
-        self.recorder.finish(
+        await asyncio.to_thread(
+            self.recorder.finish,
             status="stopped" if self.core.stopping else "finished",
             ledger=self.ledger.counts(),
             checkpoint=self.saved.path if self.saved else "",

@@ -49,11 +49,15 @@ def throughput(values: Mapping[str, float]) -> dict[str, float]:
 
 
 class PhaseClock:
-    """Seconds spent in each phase of the step under way; a phase entered twice adds up."""
+    """Seconds spent in each phase since `start`; a phase entered twice adds up."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._begin = now()
+        self.start()
+
+    def start(self) -> None:
+        """Begin anew."""
+        self._begin = self._now()
         self._spent: dict[str, float] = {}
 
     @contextmanager
@@ -65,10 +69,10 @@ class PhaseClock:
         finally:
             self._spent[name] = self._spent.get(name, 0.0) + self._now() - begin
 
-    def lap(self) -> dict[str, float]:
-        """`timing/*` of the step that ends now, `timing/step` among them; begins the next."""
-        end = self._now()
-        spent = {f"timing/{name}": seconds for name, seconds in self._spent.items()}
-        spent["timing/step"] = end - self._begin
-        self._begin, self._spent = end, {}
-        return spent
+    def spent(self) -> dict[str, float]:
+        """`timing/<phase>` for every phase that was entered."""
+        return {f"timing/{name}": seconds for name, seconds in self._spent.items()}
+
+    def total(self) -> float:
+        """Seconds since `start`."""
+        return self._now() - self._begin
