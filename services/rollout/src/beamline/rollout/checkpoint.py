@@ -1,0 +1,56 @@
+"""What a Hugging Face directory says about a model, read without loading it: tensors, tokenizer, end tokens."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from beamline.protocol.errors import ConfigError
+
+_LENGTH_BYTES = 8
+"""A safetensors file starts with its JSON header's length, little-endian."""
+
+
+def read_config(model_path: Path) -> dict[str, Any]:
+    """config.json. Raises ConfigError where the directory is not a model's."""
+    return _read_json(model_path, "config.json", "point model.path at a Hugging Face model directory")
+
+
+def tokenizer_file(model_path: Path) -> Path:
+    """tokenizer.json. Raises ConfigError where it is missing."""
+    path = model_path / "tokenizer.json"
+    if not path.is_file():
+        raise ConfigError(f"model.path={str(model_path)!r} has no tokenizer.json: copy the model's tokenizer files into it")
+    return path
+
+
+def tensor_shapes(model_path: Path) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor of the checkpoint. Raises ConfigError where there is none."""
+    files = sorted(model_path.glob("*.safetensors"))
+    if not files:
+        raise ConfigError(f"model.path={str(model_path)!r} has no *.safetensors file: save the weights in that format")
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path in files:
+        with path.open("rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(_LENGTH_BYTES), "little")))
+        shapes |= {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
+    return shapes
+
+
+def end_tokens(model_path: Path) -> list[int]:
+    """Token ids that end a response: those of generation_config.json, else of config.json.
+
+    Raises ConfigError where neither names one: responses would never stop.
+    """
+    for name in ("generation_config.json", "config.json"):
+        if (model_path / name).is_file():
+            eos = _read_json(model_path, name, "mend the file").get("eos_token_id")
+            if eos is not None:
+                return list(eos) if isinstance(eos, list) else [eos]
+    raise ConfigError(f"model.path={str(model_path)!r} has no eos_token_id: add it to generation_config.json")
+
+
+def _read_json(model_path: Path, name: str, mend: str) -> dict[str, Any]:
+    try:
+        return json.loads((model_path / name).read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model.path={str(model_path)!r} has no readable {name} ({error}): {mend}") from error

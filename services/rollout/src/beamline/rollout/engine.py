@@ -1,0 +1,92 @@
+"""The inference engine as the rollout worker sees it.
+
+`vllm_engine.VllmEngine` is the real one; `fake_engine.FakeEngine` keeps the same promises without a model, for the
+in-memory ring and the worker's unit tests. Nothing here imports an engine.
+"""
+
+from typing import Protocol
+
+import msgspec
+
+from beamline.protocol.blobs import VersionSpan
+from beamline.protocol.errors import BeamlineError
+from beamline.protocol.messages import FinishReason, PromptGroup
+from beamline.weights.manifest import WeightManifest
+
+
+class EngineError(BeamlineError):
+    """The engine broke: nothing that it was doing can be trusted, and its process must end."""
+
+
+class RoutedTrace(msgspec.Struct, frozen=True, kw_only=True):
+    """Expert ids of one trajectory, [prompt + response - 1, layers, top_k], dense layers keeping a slot."""
+
+    num_layers: int
+    top_k: int
+    dtype: str
+    """uint8 up to 256 experts, uint16 above."""
+    ids: bytes
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """One sampled response."""
+
+    tokens: list[int]
+    """Sampled tokens, the end token included."""
+    logprobs: list[float]
+    """log softmax(logits / temperature) of each sampled token; temperature 1 where sampling was greedy."""
+    finish_reason: FinishReason
+    text: str
+    version_spans: list[VersionSpan]
+    """Contiguous, from 0 to the last token."""
+    routed_experts: RoutedTrace | None = None
+
+
+class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Resident bytes of the engine's processes, measured before and after."""
+
+    before_bytes: int
+    after_bytes: int
+
+    @property
+    def freed_bytes(self) -> int:
+        return max(0, self.before_bytes - self.after_bytes)
+
+
+class Engine(Protocol):
+    """Samples from one policy at a time. Calls may overlap, `load_weights` among them."""
+
+    async def generate(self, group: PromptGroup) -> list[Completion]:
+        """Sample the prompt once a seed, in the order of the seeds.
+
+        The same seed under the same policy and sampling gives the same tokens. Cancelling the call drops its samples.
+        Raises Rejected, kind "prompt_too_long", where prompt and `max_tokens` do not fit the model.
+        """
+        ...
+
+    async def load_weights(self, manifest: WeightManifest, policy_version: int) -> None:
+        """Serve another policy from here on; samples under way go on with it, and their spans say so.
+
+        Raises WeightError for weights that are damaged or not this model's, before anything is overwritten: the old
+        policy is still served.
+        """
+        ...
+
+    async def score(self, tokens: list[int]) -> list[float]:
+        """Log-probabilities of tokens 1 to n-1 given what precedes each, at temperature 1, without any cache.
+
+        Works while memory is released: the few blocks that it needs are borrowed and given back.
+        """
+        ...
+
+    async def release_memory(self) -> MemoryReport:
+        """Give the key-value cache's memory back to the machine. Samples under way wait, and are recomputed later."""
+        ...
+
+    async def restore_memory(self) -> MemoryReport:
+        """Serve again after `release_memory`; a repeat does nothing."""
+        ...
+
+    async def close(self) -> None:
+        """End the engine's processes."""
+        ...

@@ -1,0 +1,111 @@
+"""An engine without a model: the promises of `engine.Engine`, kept by arithmetic.
+
+Tokens depend on prompt, seed and policy version alone, and `token_logprob` is the policy of version v, so that a test
+can check any log-probability, and a fake trainer can make the canary.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Collection, Sequence
+
+from beamline.protocol.blobs import VersionSpan
+from beamline.protocol.errors import Rejected, WeightError
+from beamline.protocol.messages import FinishReason, PromptGroup
+from beamline.rollout.engine import Completion, MemoryReport
+from beamline.weights.manifest import WeightManifest
+
+END_TOKEN = 2
+FIRST_WORD = 3
+VOCABULARY_SIZE = 512
+WEIGHT_BYTES, CACHE_BYTES = 1 << 20, 4 << 20
+
+
+def token_logprob(token: int, policy_version: int) -> float:
+    """Log-probability of a token, whatever precedes it, under the policy of that version."""
+    return -1.0 - (token * 31 + policy_version * 17) % 97 / 97
+
+
+class FakeEngine:
+    """Samples at once, unless told to wait.
+
+    Args:
+        max_model_tokens: prompt and response together.
+        damaged: policy versions whose weights are refused.
+        drifted: policy versions that load but sample from another policy, as corrupted weights would.
+        wait: awaited before each token; None samples a response in one go.
+        respond: text of a response, by prompt and seed.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_model_tokens: int = 4096,
+        damaged: Collection[int] = (),
+        drifted: Collection[int] = (),
+        wait: Callable[[], asyncio.Future[None]] | None = None,
+        respond: Callable[[PromptGroup, int], str] = lambda _group, seed: f"Answer: {seed}",
+    ) -> None:
+        self._max_model_tokens = max_model_tokens
+        self._damaged = damaged
+        self._drifted = drifted
+        self._wait = wait
+        self._respond = respond
+        self._serving = asyncio.Event()
+        self._serving.set()
+        self.policy_version = 0
+        self.closed = False
+
+    async def generate(self, group: PromptGroup) -> list[Completion]:
+        num_tokens = len(group.prompt_tokens) + group.sampling.max_tokens
+        if num_tokens > self._max_model_tokens:
+            raise Rejected("prompt_too_long", f"{num_tokens} tokens do not fit {self._max_model_tokens}")
+        return list(await asyncio.gather(*(self._sample(group, seed) for seed in group.seeds)))
+
+    async def load_weights(self, manifest: WeightManifest, policy_version: int) -> None:
+        if policy_version in self._damaged:
+            raise WeightError(f"policy {manifest.policy_version}: its weights are damaged")
+        self.policy_version = policy_version
+
+    async def score(self, tokens: Sequence[int]) -> list[float]:
+        drift = 0.5 if self.policy_version in self._drifted else 0.0
+        return [token_logprob(token, self.policy_version) + drift for token in tokens[1:]]
+
+    async def release_memory(self) -> MemoryReport:
+        before = WEIGHT_BYTES + (CACHE_BYTES if self._serving.is_set() else 0)
+        self._serving.clear()
+        return MemoryReport(before_bytes=before, after_bytes=WEIGHT_BYTES)
+
+    async def restore_memory(self) -> MemoryReport:
+        self._serving.set()
+        return MemoryReport(before_bytes=WEIGHT_BYTES, after_bytes=WEIGHT_BYTES + CACHE_BYTES)
+
+    async def close(self) -> None:
+        self.closed = True
+
+    async def _sample(self, group: PromptGroup, seed: int) -> Completion:
+        rng = random.Random(f"{group.prompt_tokens}:{seed}")
+        length = rng.randint(1, group.sampling.max_tokens)
+        tokens: list[int] = []
+        versions: list[int] = []
+        for _ in range(length):
+            if self._wait is not None:
+                await self._wait()
+            await self._serving.wait()
+            tokens.append(rng.randrange(FIRST_WORD, VOCABULARY_SIZE))
+            versions.append(self.policy_version)
+        stopped = length < group.sampling.max_tokens
+        if stopped:
+            tokens[-1] = END_TOKEN
+        return Completion(
+            tokens=tokens,
+            logprobs=[token_logprob(token, version) for token, version in zip(tokens, versions, strict=True)],
+            finish_reason=FinishReason.STOP if stopped else FinishReason.LENGTH,
+            text=self._respond(group, seed),
+            version_spans=_spans(versions),
+        )
+
+
+def _spans(versions: Sequence[int]) -> list[VersionSpan]:
+    starts = [i for i, version in enumerate(versions) if i == 0 or version != versions[i - 1]]
+    ends = [*starts[1:], len(versions)]
+    return [VersionSpan(versions[start], start, end) for start, end in zip(starts, ends, strict=True)]

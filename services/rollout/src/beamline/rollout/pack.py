@@ -1,0 +1,39 @@
+"""Completions of a group as the columnar blobs that travel."""
+
+from collections.abc import Sequence
+
+from beamline.protocol.blobs import RoutedExperts, Trajectories, cumulative, pack_float32, pack_int32
+from beamline.protocol.messages import PromptGroup
+from beamline.rollout.engine import Completion
+
+
+def pack_trajectories(group: PromptGroup, completions: Sequence[Completion]) -> Trajectories:
+    """The sampled side of the group; every response token was sampled by the policy, so the loss mask is all ones."""
+    lengths = [len(completion.tokens) for completion in completions]
+    return Trajectories(
+        group_id=group.group_id,
+        prompt_tokens=pack_int32(group.prompt_tokens),
+        cu_seqlens=cumulative(lengths),
+        tokens=pack_int32([token for completion in completions for token in completion.tokens]),
+        loss_mask=memoryview(b"\x01" * sum(lengths)),
+        rollout_logprobs=pack_float32([logprob for completion in completions for logprob in completion.logprobs]),
+        finish_reasons=[completion.finish_reason for completion in completions],
+        version_spans=[completion.version_spans for completion in completions],
+        texts=[completion.text for completion in completions],
+    )
+
+
+def pack_routed_experts(group: PromptGroup, completions: Sequence[Completion]) -> RoutedExperts | None:
+    """The group's routed experts, or None where the engine did not record them for every completion."""
+    traces = [completion.routed_experts for completion in completions if completion.routed_experts is not None]
+    if not traces or len(traces) != len(completions):
+        return None
+    lengths = [len(group.prompt_tokens) + len(completion.tokens) - 1 for completion in completions]
+    return RoutedExperts(
+        group_id=group.group_id,
+        num_layers=traces[0].num_layers,
+        top_k=traces[0].top_k,
+        dtype=traces[0].dtype,
+        cu_seqlens=cumulative(lengths),
+        ids=memoryview(b"".join(trace.ids for trace in traces)),
+    )

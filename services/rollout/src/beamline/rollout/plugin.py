@@ -1,0 +1,20 @@
+"""Entry point of vLLM's `vllm.general_plugins`: vLLM calls `register` in every process that it starts."""
+
+BEAM_ARCHITECTURE = "BeamForCausalLM"
+
+
+def register() -> None:
+    """Teach vLLM Beam's configuration and model, and mend its in-place update of CPU expert weights. Idempotent."""
+    from vllm import ModelRegistry
+
+    from beamline.models.beam_config import register as register_config
+    from beamline.rollout.expert_reload import install as mend_expert_reload
+
+    if BEAM_ARCHITECTURE in ModelRegistry.get_supported_archs():
+        return
+    # The class, not its name: vLLM would start a process of its own to look at a model that it has to import.
+    from beamline.rollout.beam_model import BeamForCausalLM
+
+    register_config()
+    ModelRegistry.register_model(BEAM_ARCHITECTURE, BeamForCausalLM)
+    mend_expert_reload()

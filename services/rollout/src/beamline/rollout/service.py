@@ -1,0 +1,60 @@
+"""The rollout service: starts the engine, then serves groups, policies and phases until it is asked to drain."""
+
+import asyncio
+import importlib
+from pathlib import Path
+
+from beamline.protocol.config import Placement, RunConfig
+from beamline.protocol.messages import Phase, PolicyUpdate
+from beamline.rollout import environment
+from beamline.rollout.engine import Engine
+from beamline.rollout.worker import RolloutWorker
+from beamline.runtime.service import ServiceContext
+
+
+async def main(context: ServiceContext) -> None:
+    """Serve `work.rollout`.
+
+    Raises:
+        ConfigError: a model that is missing, incomplete, or too short for the configured lengths.
+        EngineError: the engine broke.
+    """
+    config = context.config
+    context.status.waiting_for = "vLLM to start"
+    engine = await start_engine(config)
+    try:
+        worker = RolloutWorker(
+            worker=context.worker,
+            incarnation=context.incarnation,
+            engine=engine,
+            blobs=context.blobs,
+            publish=context.bus.publish,
+            status=context.status,
+            canary_tolerance=config.rollout.canary_tolerance,
+            colocated=config.run.placement is Placement.COLOCATED,
+        )
+        await context.until_stopped(
+            context.bus.follow(PolicyUpdate, worker.on_policy),
+            context.bus.follow(Phase, worker.on_phase),
+            context.bus.work(
+                "rollout",
+                worker.handle,
+                concurrency=config.rollout.groups_in_flight,
+                gate=worker.gate,
+                on_rejected=worker.on_rejected,
+            ),
+        )
+    finally:
+        await engine.close()
+
+
+async def start_engine(config: RunConfig) -> Engine:
+    """Import vLLM, which takes long, beside the event loop, then start it on the configured model."""
+    environment.prepare(config.rollout.engine.threads)
+    module = await asyncio.to_thread(importlib.import_module, "beamline.rollout.vllm_engine")
+    return await module.VllmEngine.start(
+        Path(config.model.path),
+        dtype=config.model.dtype,
+        max_model_tokens=config.max_model_tokens,
+        config=config.rollout.engine,
+    )

@@ -1,0 +1,230 @@
+"""vLLM behind the Engine protocol: AsyncLLM in this process, its engine core in one other.
+
+Sampling asks for `processed_logprobs`: log softmax(logits / temperature), renormalised over what top_p keeps. Prefixes
+are cached between the samples of a prompt; the cache is dropped with every new policy. Requests under way survive an
+update: they are put back, recomputed under the new weights, and their version spans say which token came from which.
+"""
+
+import asyncio
+import ctypes
+import signal
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from itertools import count
+from pathlib import Path
+
+from tokenizers import Tokenizer
+from vllm import AsyncEngineArgs, SamplingParams
+from vllm.inputs.engine import tokens_input
+from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.platforms import current_platform
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+from beamline.protocol.blobs import VersionSpan
+from beamline.protocol.config import EngineSection
+from beamline.protocol.errors import ConfigError, Rejected
+from beamline.protocol.messages import FinishReason, PromptGroup
+from beamline.rollout import checkpoint, environment
+from beamline.rollout.engine import Completion, EngineError, MemoryReport
+from beamline.rollout.weight_check import check_manifest
+from beamline.weights.manifest import WeightManifest
+
+_PR_SET_PDEATHSIG = 1
+_EXTENSION = "beamline.rollout.engine_worker.EngineWorker"
+
+
+class InProcessExecutor(UniProcExecutor):
+    """Runs the worker inside the engine core's process, and that process no longer than this one.
+
+    The string "uni" would mean the same but for that, and vLLM turns it into a further process on a CPU.
+    """
+
+    def _init_executor(self) -> None:
+        # A forked process still writes its signals into its parent's event loop: its own end would end the service.
+        signal.set_wakeup_fd(-1)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        super()._init_executor()
+
+
+class VllmEngine:
+    """One model, one policy at a time.
+
+    Args:
+        llm: started by `start`.
+        model_path: its Hugging Face directory.
+    """
+
+    def __init__(self, llm: AsyncLLM, model_path: Path) -> None:
+        self._llm = llm
+        self._shapes = checkpoint.tensor_shapes(model_path)
+        self._tokenizer = Tokenizer.from_file(str(checkpoint.tokenizer_file(model_path)))
+        self._end_tokens = checkpoint.end_tokens(model_path)
+        self._max_tokens = llm.model_config.max_model_len
+        self._request_ids = count()
+        self._control = asyncio.Lock()
+        self._released = False
+
+    @classmethod
+    async def start(
+        cls, model_path: Path, *, dtype: str, max_model_tokens: int, config: EngineSection, policy_version: int = 0
+    ) -> "VllmEngine":
+        """Load the model and start the engine core.
+
+        Raises ConfigError for a directory or a length that cannot be served.
+        """
+        checkpoint.tokenizer_file(model_path)
+        checkpoint.end_tokens(model_path)
+        _check_length(model_path, max_model_tokens)
+        vllm_config = _engine_args(model_path, dtype, max_model_tokens, config).create_engine_config()
+        if current_platform.is_cpu() and vllm_config.parallel_config.world_size == 1:
+            environment.start_engine_by_fork()
+        llm = AsyncLLM.from_vllm_config(vllm_config, disable_log_stats=True)
+        await llm.update_weight_version(str(policy_version))
+        return cls(llm, model_path)
+
+    async def generate(self, group: PromptGroup) -> list[Completion]:
+        num_tokens = len(group.prompt_tokens) + group.sampling.max_tokens
+        if num_tokens > self._max_tokens:
+            raise Rejected(
+                "prompt_too_long",
+                f"prompt {group.task.prompt_id} has {len(group.prompt_tokens)} tokens and up to "
+                f"{group.sampling.max_tokens} are sampled: {num_tokens} do not fit {self._max_tokens}",
+            )
+        async with asyncio.TaskGroup() as tasks:
+            samples = [tasks.create_task(self._sample(group, seed)) for seed in group.seeds]
+        return [sample.result() for sample in samples]
+
+    async def load_weights(self, manifest: WeightManifest, policy_version: int) -> None:
+        await asyncio.to_thread(check_manifest, manifest, self._shapes)
+        async with self._paused():
+            await self._call("beamline_load_weights", manifest.encode())
+            await self._llm.update_weight_version(str(policy_version))
+
+    async def score(self, tokens: Sequence[int]) -> list[float]:
+        params = SamplingParams(
+            max_tokens=1,
+            prompt_logprobs=0,
+            skip_reading_prefix_cache=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        async with self._control:
+            if self._released:
+                await self._llm.resume_generation()
+            output = await self._request(tokens, params)
+            if self._released:
+                await self._llm.pause_generation(mode="keep", clear_cache=True)
+                await self._call("beamline_release_memory")
+        assert output.prompt_logprobs is not None
+        rows = zip(tokens[1:], output.prompt_logprobs[1:], strict=True)
+        return [row[token].logprob for token, row in rows if row is not None]
+
+    async def release_memory(self) -> MemoryReport:
+        async with self._control:
+            if self._released:
+                resident = sum(await self._call("beamline_resident_bytes"))
+                return MemoryReport(before_bytes=resident, after_bytes=resident)
+            await self._llm.pause_generation(mode="keep", clear_cache=True)
+            self._released = True
+            reports = await self._call("beamline_release_memory")
+        return MemoryReport(before_bytes=sum(r[0] for r in reports), after_bytes=sum(r[1] for r in reports))
+
+    async def restore_memory(self) -> MemoryReport:
+        async with self._control:
+            resident = sum(await self._call("beamline_resident_bytes"))
+            if self._released:
+                await self._llm.resume_generation()
+                self._released = False
+        return MemoryReport(before_bytes=resident, after_bytes=resident)
+
+    async def close(self) -> None:
+        self._llm.shutdown()
+        del self._llm
+
+    async def _sample(self, group: PromptGroup, seed: int) -> Completion:
+        params = SamplingParams(
+            temperature=group.sampling.temperature,
+            top_p=group.sampling.top_p,
+            max_tokens=group.sampling.max_tokens,
+            seed=seed,
+            logprobs=0,
+            flat_logprobs=True,
+            stop_token_ids=self._end_tokens,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        output = await self._request(group.prompt_tokens, params)
+        return self._completion(output.outputs[0])
+
+    async def _request(self, tokens: Sequence[int], params: SamplingParams) -> RequestOutput:
+        """The final output of one request. Cancelling it aborts the request. Raises EngineError."""
+        final = None
+        try:
+            async for output in self._llm.generate(tokens_input(list(tokens)), params, str(next(self._request_ids))):
+                final = output
+        except (EngineDeadError, EngineGenerateError) as error:
+            raise EngineError(f"vLLM failed while generating: {error.__cause__ or error}") from error
+        assert final is not None
+        return final
+
+    def _completion(self, output: CompletionOutput) -> Completion:
+        assert output.logprobs is not None and output.finish_reason is not None
+        tokens = list(output.token_ids)
+        spans = output.weight_versions or []
+        return Completion(
+            tokens=tokens,
+            logprobs=[row[token].logprob for token, row in zip(tokens, output.logprobs, strict=True)],
+            finish_reason=FinishReason(output.finish_reason),
+            text=self._tokenizer.decode(tokens, skip_special_tokens=True),
+            version_spans=[VersionSpan(int(span.version), span.start, span.end) for span in spans],
+        )
+
+    @asynccontextmanager
+    async def _paused(self) -> AsyncIterator[None]:
+        """No token is sampled inside; afterwards every cached prefix is gone."""
+        async with self._control:
+            if not self._released:
+                await self._llm.pause_generation(mode="keep", clear_cache=True)
+            yield
+            if not self._released:
+                await self._llm.resume_generation()
+
+    async def _call(self, method: str, *args: object) -> list[object]:
+        """Call a method of EngineWorker in every worker process. Raises EngineError."""
+        try:
+            return await self._llm.collective_rpc(method, args=args)
+        except Exception as error:
+            raise EngineError(f"vLLM failed in {method}: {error}") from error
+
+
+def _engine_args(model_path: Path, dtype: str, max_model_tokens: int, config: EngineSection) -> AsyncEngineArgs:
+    single = config.tensor_parallel * config.pipeline_parallel == 1
+    return AsyncEngineArgs(
+        model=str(model_path),
+        skip_tokenizer_init=True,
+        dtype=dtype,
+        max_model_len=max_model_tokens,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        kv_cache_memory_bytes=config.kv_cache_mib << 20,
+        block_size=config.block_size,
+        enable_prefix_caching=config.prefix_caching,
+        tensor_parallel_size=config.tensor_parallel,
+        pipeline_parallel_size=config.pipeline_parallel,
+        distributed_executor_backend=InProcessExecutor if single and current_platform.is_cpu() else None,
+        worker_extension_cls=_EXTENSION,
+        logprobs_mode="processed_logprobs",
+        enforce_eager=current_platform.is_cpu(),
+    )
+
+
+def _check_length(model_path: Path, max_model_tokens: int) -> None:
+    limit = checkpoint.read_config(model_path).get("max_position_embeddings")
+    if limit is not None and max_model_tokens > limit:
+        raise ConfigError(
+            f"data.max_prompt_tokens + rollout.sampling.max_response_tokens = {max_model_tokens} exceeds the model's "
+            f"max_position_embeddings = {limit}: lower one of them"
+        )
