@@ -98,7 +98,7 @@ class Grade(Part, kw_only=True):
     reward: float | None
     """Shaped and summed; None when the grader abstained."""
     breakdown: dict[str, float]
-    """Such as {"math_dapo": 1.0, "overlong_penalty": -0.2, "acc": 1.0}."""
+    """{"raw": 1.0, "overlong_penalty": -0.2, "acc": 1.0}: before shaping, what shaping took, whether it is right."""
     pred: str = ""
     """What the grader read as the answer."""
     why: str = ""

@@ -20,7 +20,7 @@ from beamline.reward.frames import MAX_TEXT_CHARS, Abstained, Outcome, Ready, Re
 from beamline.reward.grader import Grader, Verdict, load_grader
 
 _PR_SET_PDEATHSIG = 1
-_CPU_SLACK_S = 2
+_CPU_SLACK_S = 1
 """The service kills after the time limit; the kernel's limit comes later and only matters when the service is gone."""
 
 
