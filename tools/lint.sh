@@ -14,10 +14,10 @@ check() {
 sources=$(printf '%s:' libs/*/src services/*/src)
 check 'ruff check' .venv/bin/ruff check .
 check 'ruff format' .venv/bin/ruff format --check --quiet .
-check 'import rules' env PYTHONPATH="${sources%:}" .venv/bin/lint-imports --config tools/importlinter.toml
-# Each service's code is checked against the packages of its own environment.
-for service in coordinator reward rollout trainer; do
-    check "types of $service" .venv/bin/basedpyright --level error --project "tools/types/$service.json"
+check 'import rules' env PYTHONPATH="${sources%:}" .venv/bin/lint-imports tools/importlinter.toml
+# Strict for protocol, runtime, algorithms and the ledger; each service against the packages of its own environment.
+for part in strict coordinator reward rollout trainer; do
+    check "types: $part" .venv/bin/basedpyright --level error --project "tools/types/$part.json"
 done
 
 if [ ${#failed[@]} -gt 0 ]; then

@@ -56,11 +56,8 @@ def environment(base: Mapping[str, str], threads: int) -> dict[str, str]:
         "MKL_NUM_THREADS": str(threads),
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
-        "TORCH_COMPILE_DISABLE": "1",  # the first batch would stall for seconds; the engine runs eagerly
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_NO_USAGE_STATS": "1",
+        "TORCH_COMPILE_DISABLE": "1",  # the first batches would stall for seconds
         "VLLM_HOST_IP": "127.0.0.1",
-        "GLOO_SOCKET_IFNAME": "lo",
     }
 
 
