@@ -42,7 +42,6 @@ class Coordinator:
         self.lease = lease
         self.recorder = recorder
         self.clock = PhaseClock()
-        self.saved: m.CheckpointSaved | None = None
 
     async def run(self) -> None:
         """The whole run: wait for the workers, then evaluate and step until the last step, save, write the summary."""
@@ -141,12 +140,12 @@ class Coordinator:
 
     async def checkpoint(self) -> None:
         """Have the trainer save its last policy."""
-        if self.ledger.step == 0:
+        if self.ledger.step == 0 or self.saved():
             return
         self.clock.start()
         with self.clock.phase("checkpoint"):
             await self.enter(m.PhaseName.CHECKPOINT)
-            await self.when(lambda: self.saved, lambda: "the trainer's checkpoint")
+            await self.when(self.saved, lambda: f"the trainer's checkpoint of step {self.ledger.step}")
         self.recorder.record_step(self.ledger.step, self.clock.spent())
 
     async def start(self) -> None:
@@ -167,7 +166,7 @@ class Coordinator:
             self.recorder.finish,
             status="stopped" if self.core.stopping else "finished",
             ledger=self.ledger.counts(),
-            checkpoint=self.saved.path if self.saved else "",
+            checkpoint=saved.path if (saved := self.saved()) else "",
             started=self.core.state.started,
         )
 
@@ -188,6 +187,11 @@ class Coordinator:
         if workers and all(worker.worker in roster.load_errors for worker in workers):
             raise BeamlineError(f"no rollout worker could load policy {policy_version}: {roster.load_errors}")
         return roster.loaded_everywhere(policy_version, now)
+
+    def saved(self) -> m.CheckpointSaved | None:
+        """The last step's checkpoint, once it is complete."""
+        saved = self.core.state.saved
+        return saved if saved and saved.step == self.ledger.step else None
 
     def missing_groups(self) -> str:
         need = self.core.config.rollout.sampling.groups_per_step
@@ -220,7 +224,7 @@ class Coordinator:
             case m.LeaseReport():
                 self.core.roster.record_release(message)
             case m.CheckpointSaved():
-                self.saved = message
+                await self.core.commit(j.Saved(saved=message))
             case _:
                 raise TypeError(f"{type(message).__name__} does not belong on the coordinator's queue")
         self.core.pulse.beat()

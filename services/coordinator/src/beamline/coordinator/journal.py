@@ -3,7 +3,7 @@
 import msgspec
 
 from beamline.protocol.errors import ProtocolError
-from beamline.protocol.messages import GroupFailed, PromptGroup, ScoredGroup
+from beamline.protocol.messages import CheckpointSaved, GroupFailed, PromptGroup, ScoredGroup
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -53,11 +53,17 @@ class Evaluated(Record, kw_only=True, tag="Evaluated/1"):
     policy_version: int
 
 
+class Saved(Record, kw_only=True, tag="Saved/1"):
+    """The trainer's checkpoint is complete."""
+
+    saved: CheckpointSaved
+
+
 class Closed(Record, kw_only=True, tag="Closed/1"):
     """No further step: what was in flight ended as stale."""
 
 
-AnyRecord = Booted | Issued | Scored | Failed | Batched | Updated | Evaluated | Closed
+AnyRecord = Booted | Issued | Scored | Failed | Batched | Updated | Evaluated | Saved | Closed
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[AnyRecord] = msgspec.msgpack.Decoder(AnyRecord)

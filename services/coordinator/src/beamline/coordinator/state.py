@@ -2,6 +2,7 @@
 
 from beamline.coordinator import journal as j
 from beamline.coordinator.ledger import Ledger
+from beamline.protocol.messages import CheckpointSaved
 
 
 class RunState:
@@ -15,6 +16,8 @@ class RunState:
         """Coordinator processes that have served this run, this one included."""
         self.evaluated: set[int] = set()
         """Policy versions whose evaluation is complete."""
+        self.saved: CheckpointSaved | None = None
+        """The newest complete checkpoint."""
         self.started = 0.0
         """Unix time of the first boot."""
 
@@ -39,5 +42,7 @@ class RunState:
                 self.ledger.record_update(record.step)
             case j.Evaluated():
                 self.evaluated.add(record.policy_version)
+            case j.Saved():
+                self.saved = record.saved
             case j.Closed():
                 self.ledger.close()
