@@ -69,11 +69,13 @@ def metadata(name: str) -> dict[str, str]:
     return {"spec": name, "seed": str(SEED), "randomise": "true"}
 
 
-def make(name: str) -> dict[str, torch.Tensor]:
-    """All reference tensors of one model, in float32 with eager attention."""
+def make(name: str, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+    """All reference tensors of one model, computed in `dtype` with the plainest attention and experts."""
     with tempfile.TemporaryDirectory() as scratch:
         tiny.build(tiny.SPECS[name], Path(scratch), seed=SEED, randomise=True)
-        model = AutoModelForCausalLM.from_pretrained(scratch, dtype=torch.float32, attn_implementation="eager")
+        model = AutoModelForCausalLM.from_pretrained(
+            scratch, dtype=dtype, attn_implementation="eager", experts_implementation="eager"
+        )
     vocab_size = tiny.SPECS[name].vocab_size
     tokens = torch.randint(vocab_size, (NUM_SEQUENCES, NUM_TOKENS), generator=torch.Generator().manual_seed(SEED))
     routed_experts = torch.zeros(
@@ -83,7 +85,7 @@ def make(name: str) -> dict[str, torch.Tensor]:
         if hasattr(layer.mlp, "gate"):
             layer.mlp.gate.register_forward_hook(_record(routed_experts[:, :, index]))
     logits = model(input_ids=tokens).logits
-    logprobs = logits[:, :-1].float().log_softmax(-1).gather(-1, tokens[:, 1:, None])[..., 0]
+    logprobs = logits[:, :-1].log_softmax(-1).gather(-1, tokens[:, 1:, None])[..., 0]
     loss = -logprobs.mean()
     loss.backward()
     positions = torch.arange(LOGITS_EVERY - 1, NUM_TOKENS, LOGITS_EVERY)

@@ -20,7 +20,7 @@ NUM_STEPS = (3, 4)
 TOTALS = range(21)
 EVAL_SEED, WARM_START_SEED, TRAIN_SEED = 101, 102, 103
 MAX_EVAL_PROBLEMS = 1_024
-NUM_WARM_START_PROBLEMS = 40_000
+NUM_WARM_START_PROBLEMS = 9_600
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def warm_start_problems() -> list[Problem]:
     return distinct_problems(WARM_START_SEED, NUM_WARM_START_PROBLEMS, exclude=eval_problems(MAX_EVAL_PROBLEMS))
 
 
-def train_problems(number: int = 20_000) -> list[Problem]:
+def train_problems(number: int = 5_000) -> list[Problem]:
     """Problems for reinforcement learning, new to a warm-started model."""
     held_out = [*eval_problems(MAX_EVAL_PROBLEMS), *warm_start_problems()]
     return distinct_problems(TRAIN_SEED, number, exclude=held_out)
@@ -126,7 +126,7 @@ def rows(problems: Iterable[Problem], split: str) -> Iterator[PromptRow]:
         )
 
 
-def write_parquet(directory: Path, num_train: int = 20_000, num_eval: int = 256) -> tuple[Path, Path]:
+def write_parquet(directory: Path, num_train: int = 5_000, num_eval: int = 256) -> tuple[Path, Path]:
     """Write `train.parquet` and `eval.parquet` in DAPO's columns and return their paths.
 
     Raises ValueError if more evaluation problems are asked for than are held out.
