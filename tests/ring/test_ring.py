@@ -69,9 +69,7 @@ class Ring:
     def make_rollout(self, number: int, incarnation: int) -> ScriptedRollout:
         colocated = self.config.run.placement is Placement.COLOCATED
         name = f"rollout-{number}"
-        return ScriptedRollout(
-            self.bus, self.blobs, name, incarnation, self.rng, self.mishaps, colocated=colocated
-        )
+        return ScriptedRollout(self.bus, self.blobs, name, incarnation, self.rng, self.mishaps, colocated=colocated)
 
     def min_version(self, group_id: str) -> int:
         taken = {group.group_id: group for group in self.core.ledger.batch(self.core.ledger.step + 1)}
@@ -134,7 +132,7 @@ def test_the_ring_keeps_its_promises(seed: int, tmp_path: Path):
     witness, counts = ring.witness, ring.core.ledger.counts()
     assert witness.trained_steps == list(range(1, NUM_STEPS + 1))
     assert len(witness.trained_groups) == len(set(witness.trained_groups)) == counts["trained"]
-    assert 0 <= min(witness.staleness) and max(witness.staleness) <= ring.config.coordinator.max_staleness
+    assert min(witness.staleness) >= 0 and max(witness.staleness) <= ring.config.coordinator.max_staleness
     assert counts["issued"] == counts["trained"] + counts["filtered"] + counts["stale"] + counts["failed"]
     assert counts["in_flight"] == 0
     summary = msgspec.json.decode((tmp_path / "summary.json").read_bytes(), type=Summary)

@@ -14,7 +14,17 @@ import subprocess
 import sys
 
 from beamline.protocol.errors import ConfigError
-from beamline.protocol.messages import EvalResult, Heartbeat, Message, Metrics, Phase, PhaseName, StatusReply, StopRequest, WorkerState
+from beamline.protocol.messages import (
+    EvalResult,
+    Heartbeat,
+    Message,
+    Metrics,
+    Phase,
+    PhaseName,
+    StatusReply,
+    StopRequest,
+    WorkerState,
+)
 from beamline.runtime.service import ServiceContext, run_service
 
 

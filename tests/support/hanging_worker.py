@@ -7,11 +7,10 @@ import asyncio
 import sys
 from pathlib import Path
 
-from brokers import SUBJECTS
-
 from beamline.protocol.messages import Message
 from beamline.runtime.credentials import read_credentials
 from beamline.runtime.nats_bus import NatsBus
+from brokers import SUBJECTS
 
 
 async def main(run_dir: Path, ack_wait_s: float) -> None:

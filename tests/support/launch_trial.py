@@ -4,11 +4,10 @@ import asyncio
 import sys
 from pathlib import Path
 
-from launcher_fakes import fake_command, trial_config
-
 from beamline.coordinator.launch.display import PlainDisplay
 from beamline.coordinator.launch.interrupt import Interrupted
 from beamline.coordinator.launch.run import run
+from launcher_fakes import fake_command, trial_config
 
 
 def main() -> None:

@@ -92,16 +92,16 @@ MESSAGES: tuple[m.Message, ...] = (
     m.TrainBatch(
         step=4,
         groups=[
-            m.TrainGroup(
-                group_id="g-000007", trajectories=TRAJECTORIES, routed_experts=ROUTED, advantages=[0.5, None]
-            )
+            m.TrainGroup(group_id="g-000007", trajectories=TRAJECTORIES, routed_experts=ROUTED, advantages=[0.5, None])
         ],
         mini_batches=[m.MiniBatch(num_loss_tokens=61, ranks=[[m.Place(group=0, sample=0)], []])],
     ),
     m.PolicyUpdate(
         step=4,
         policy_version=4,
-        manifest=m.BlobRef(owner="policy", key="manifest-4", kind="manifest", num_bytes=77, checksum="00ff00ff00ff00ff"),
+        manifest=m.BlobRef(
+            owner="policy", key="manifest-4", kind="manifest", num_bytes=77, checksum="00ff00ff00ff00ff"
+        ),
         canary=m.Canary(tokens=[1, 2, 3], logprobs=[-0.5, -1.25]),
         stats={"policy/grad_norm": 0.5},
     ),

@@ -156,7 +156,9 @@ def test_the_ledger_closes_under_any_order_of_events(seed: int):
             case 3 if (plan := ledger.next_batch()) is not None:
                 ids = [group.group_id for group in plan.groups]
                 filtered = [i for i in ids if rng.random() < 0.2]
-                ledger.record_batch(plan.step, kept=[i for i in ids if i not in filtered], filtered=filtered, stale=plan.stale)
+                ledger.record_batch(
+                    plan.step, kept=[i for i in ids if i not in filtered], filtered=filtered, stale=plan.stale
+                )
             case 4:
                 trained += ledger.record_update(ledger.pending_step or rng.randint(0, ledger.step))
             case _:

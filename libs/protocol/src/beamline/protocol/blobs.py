@@ -1,6 +1,6 @@
-"""Columnar blobs: one struct a blob, one raw little-endian buffer a column, `cu_seqlens` for the rows of each sequence.
+"""Columnar blobs: a struct a blob, a raw little-endian buffer a column, `cu_seqlens` for the rows of each sequence.
 
-Legend: N trajectories of a group, T response tokens of all of them together, R routed rows, L layers, K experts a token.
+Legend: N trajectories of a group, T response tokens of all of them, R routed rows, L layers, K experts a token.
 Columns decode as memoryviews into the payload (no copy); consumers wrap them with `numpy.frombuffer`.
 """
 
@@ -12,6 +12,7 @@ import msgspec
 
 from beamline.protocol.errors import BlobError
 from beamline.protocol.messages import FinishReason
+
 
 class VersionSpan(msgspec.Struct, frozen=True, array_like=True):
     """Response tokens [start, end) of a trajectory were sampled from `policy_version`."""

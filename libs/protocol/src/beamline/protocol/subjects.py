@@ -1,14 +1,14 @@
 """Every NATS subject, stream, durable and dedupe id. All of them begin with `<prefix>.<run>`.
 
-    work.rollout.train|eval   PromptGroup                      work queue, durable "rollout"
-    work.reward               TrajectoryGroup                  work queue, durable "reward"
-    work.coordinator          ScoredGroup, GroupFailed, PolicyLoaded, LeaseReport, CheckpointSaved   likewise
-    work.trainer              TrainBatch                       work queue, durable "trainer"
-    policy, phase             PolicyUpdate, Phase              last value kept
-    journal                   the coordinator's own records    kept for the whole run
-    blob.<owner>.<key>        chunks of blobs                  only between hosts
-    heartbeat.<worker>, metrics.<service>, eval, error.<worker>   plain publish and subscribe
-    control                   StatusRequest, PauseRequest, ...   request and reply, answered by the coordinator
+work.rollout.train|eval   PromptGroup                      work queue, durable "rollout"
+work.reward               TrajectoryGroup                  work queue, durable "reward"
+work.coordinator          ScoredGroup, GroupFailed, PolicyLoaded, LeaseReport, CheckpointSaved   likewise
+work.trainer              TrainBatch                       work queue, durable "trainer"
+policy, phase             PolicyUpdate, Phase              last value kept
+journal                   the coordinator's own records    kept for the whole run
+blob.<owner>.<key>        chunks of blobs                  only between hosts
+heartbeat.<worker>, metrics.<service>, eval, error.<worker>   plain publish and subscribe
+control                   StatusRequest, PauseRequest, ...   request and reply, answered by the coordinator
 """
 
 import re

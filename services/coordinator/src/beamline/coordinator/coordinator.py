@@ -1,12 +1,11 @@
 """One run from start to end: the coordinator's main loop, and the loops beside it.
 
 The main loop consumes scored groups and policy updates and produces phases and train batches. Beside it, `admit` issues
-prompts while the ledger has room, `collect` takes what rollout, reward and trainer answer, `follow` keeps the newest
-policy update, `listen` the heartbeats. All of them meet in the state and wake each other by its pulse.
+prompts while the ledger has room, and the inbox takes scored groups, failures, loads, releases and heartbeats. All of
+them meet in the state and wake each other by its pulse.
 """
 
 import asyncio
-import time
 from collections.abc import Callable
 
 from opentelemetry import trace
@@ -17,8 +16,10 @@ from beamline.coordinator.batching import split_useless, train_batch
 from beamline.coordinator.control import Control
 from beamline.coordinator.core import Core
 from beamline.coordinator.evaluator import Evaluator
+from beamline.coordinator.inbox import Inbox
 from beamline.coordinator.lease import Lease
 from beamline.coordinator.ledger import BatchPlan
+from beamline.coordinator.readiness import Readiness
 from beamline.coordinator.recorder import Recorder
 from beamline.coordinator.step_report import PhaseClock, group_metrics, throughput
 from beamline.protocol import messages as m
@@ -41,6 +42,8 @@ class Coordinator:
         self.evaluator = evaluator
         self.lease = lease
         self.recorder = recorder
+        self.inbox = Inbox(core, admission, evaluator)
+        self.ready = Readiness(core)
         self.clock = PhaseClock()
 
     async def run(self) -> None:
@@ -70,7 +73,7 @@ class Coordinator:
                 if self.ledger.pending_step is not None:
                     return drawn
                 await self.enter(m.PhaseName.GENERATE)
-                plan = await self.when(self.ledger.next_batch, self.missing_groups)
+                plan = await self.when(self.ledger.next_batch, self.ready.missing_groups)
                 drawn += plan.groups
                 await self.bind(plan)
         raise BeamlineError(
@@ -93,7 +96,7 @@ class Coordinator:
             await self.enter(m.PhaseName.TRAIN)
             await self.core.bus.publish(train_batch(step, groups, config.algorithm, config.trainer.parallel.data))
             update = await self.when(
-                lambda: self.core.update if self.core.update and self.core.update.step >= step else None,
+                lambda: self.ready.update(step),
                 lambda: f"PolicyUpdate for step {step} from the trainer",
             )
             await self.core.commit(j.Updated(step=step))
@@ -105,7 +108,7 @@ class Coordinator:
         with self.clock.phase("sync"):
             await self.enter(m.PhaseName.SYNC)
             await self.when(
-                lambda: self.loaded(update.policy_version),
+                lambda: self.ready.loaded(update.policy_version),
                 lambda: f"every rollout worker to load policy {update.policy_version}",
             )
             self.ledger.record_loaded(update.policy_version)
@@ -140,19 +143,19 @@ class Coordinator:
 
     async def checkpoint(self) -> None:
         """Have the trainer save its last policy."""
-        if self.ledger.step == 0 or self.saved():
+        if self.ledger.step == 0 or self.ready.saved():
             return
         self.clock.start()
         with self.clock.phase("checkpoint"):
             await self.enter(m.PhaseName.CHECKPOINT)
-            await self.when(self.saved, lambda: f"the trainer's checkpoint of step {self.ledger.step}")
+            await self.when(self.ready.saved, lambda: f"the trainer's checkpoint of step {self.ledger.step}")
         self.recorder.record_step(self.ledger.step, self.clock.spent())
 
     async def start(self) -> None:
         """Wait until every service is alive and every worker serves the policy that the journal ends with."""
         await self.admission.republish()
         deadline_s = self.core.config.coordinator.start_deadline_s
-        await self.core.pulse.when(lambda: not self.missing_services(), self.missing_services, deadline_s)
+        await self.core.pulse.when(lambda: not self.ready.missing_services(), self.ready.missing_services, deadline_s)
         self.ledger.record_loaded(self.ledger.step)
         self.core.pulse.beat()
 
@@ -166,7 +169,7 @@ class Coordinator:
             self.recorder.finish,
             status="stopped" if self.core.stopping else "finished",
             ledger=self.ledger.counts(),
-            checkpoint=saved.path if (saved := self.saved()) else "",
+            checkpoint=saved.path if (saved := self.ready.saved()) else "",
             started=self.core.state.started,
         )
 
@@ -180,66 +183,6 @@ class Coordinator:
         """Wait on the state, at most `coordinator.step_deadline_s`."""
         return await self.core.pulse.when(condition, waiting_for, self.core.config.coordinator.step_deadline_s)
 
-    def loaded(self, policy_version: int) -> bool:
-        """Whether the version is served everywhere. Raises BeamlineError when every worker refused it."""
-        roster, now = self.core.roster, time.monotonic()
-        workers = roster.alive("rollout", now)
-        if workers and all(worker.worker in roster.load_errors for worker in workers):
-            raise BeamlineError(f"no rollout worker could load policy {policy_version}: {roster.load_errors}")
-        return roster.loaded_everywhere(policy_version, now)
-
-    def saved(self) -> m.CheckpointSaved | None:
-        """The last step's checkpoint, once it is complete."""
-        saved = self.core.state.saved
-        return saved if saved and saved.step == self.ledger.step else None
-
-    def missing_groups(self) -> str:
-        need = self.core.config.rollout.sampling.groups_per_step
-        return f"{need - self.ledger.num_fresh()} of {need} groups of step {self.ledger.step + 1} from rollout and reward"
-
-    def missing_services(self) -> str:
-        """What a start still lacks, in words; empty when everyone is there."""
-        roster, now, version = self.core.roster, time.monotonic(), self.ledger.step
-        missing = [f"a heartbeat of {name}" for name in ("reward", "trainer") if not roster.alive(name, now)]
-        if self.core.update is None:
-            missing.append("the trainer's policy 0")
-        if not roster.loaded_everywhere(version, now, at_least=self.core.config.rollout.replicas):
-            served = {worker.worker: roster.served_version(worker) for worker in roster.alive("rollout", now)}
-            missing.append(f"{self.core.config.rollout.replicas} rollout workers with policy {version} (now {served})")
-        return ", ".join(missing)
-
-    async def collect(self, message: m.Message) -> None:
-        """One answer from the ring."""
-        match message:
-            case m.ScoredGroup(purpose=m.Purpose.EVAL) | m.GroupFailed(purpose=m.Purpose.EVAL):
-                await self.evaluator.take(message)
-            case m.ScoredGroup() if self.ledger.awaits(message.group_id):
-                await self.core.commit(j.Scored(scored=message))
-            case m.ScoredGroup():
-                pass  # a second answer: the ledger has the first, or the group's end
-            case m.GroupFailed():
-                await self.admission.fail(message)
-            case m.PolicyLoaded():
-                self.core.roster.record_loaded(message)
-            case m.LeaseReport():
-                self.core.roster.record_release(message)
-            case m.CheckpointSaved():
-                await self.core.commit(j.Saved(saved=message))
-            case _:
-                raise TypeError(f"{type(message).__name__} does not belong on the coordinator's queue")
-        self.core.pulse.beat()
-
-    async def follow(self, update: m.PolicyUpdate) -> None:
-        """The newest policy update."""
-        self.core.update = update
-        self.core.pulse.beat()
-
-    async def listen(self, message: m.Message) -> None:
-        """A worker's heartbeat."""
-        if isinstance(message, m.Heartbeat):
-            self.core.roster.record_heartbeat(message, time.monotonic())
-            self.core.pulse.beat()
-
     async def serve(self) -> None:
         """The whole coordinator: the main loop with the loops beside it; returns when the main loop has.
 
@@ -248,9 +191,9 @@ class Coordinator:
         bus = self.core.bus
         main = asyncio.create_task(self.run())
         beside = (
-            bus.work("coordinator", self.collect, concurrency=16),
-            bus.follow(m.PolicyUpdate, self.follow),
-            bus.subscribe(bus.subjects.heartbeat(), self.listen),
+            bus.work("coordinator", self.inbox.collect, concurrency=16),
+            bus.follow(m.PolicyUpdate, self.inbox.follow),
+            bus.subscribe(bus.subjects.heartbeat(), self.inbox.listen),
             bus.serve(Control(self.core, self.lease).answer),
             self.admission.admit(),
             self.admission.expire(),

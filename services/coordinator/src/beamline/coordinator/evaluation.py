@@ -8,7 +8,16 @@ from beamline.algorithms.evaluation import summarise
 from beamline.coordinator.cursor import Prompt
 from beamline.coordinator.seeds import sample_seed
 from beamline.protocol.config import EvalSet, SamplingSection
-from beamline.protocol.messages import EvalResult, FinishReason, GroupFailed, PromptGroup, Purpose, Sampling, ScoredGroup, Task
+from beamline.protocol.messages import (
+    EvalResult,
+    FinishReason,
+    GroupFailed,
+    PromptGroup,
+    Purpose,
+    Sampling,
+    ScoredGroup,
+    Task,
+)
 
 
 class Evaluation:
@@ -65,7 +74,7 @@ class Evaluation:
         return None
 
     def result(self, step: int, seed: int) -> EvalResult:
-        """Accuracy with its interval, pass@k, lengths. Abstained samples and failed problems are counted, not graded."""
+        """Accuracy with its interval, pass@k, lengths. Abstained samples and failed problems are counted apart."""
         correct = [
             [grade.breakdown["acc"] == 1.0 for grade in scored.grades if grade.reward is not None]
             for scored in self.scored.values()

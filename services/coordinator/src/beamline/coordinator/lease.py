@@ -99,9 +99,7 @@ class ColocatedLease:
         return self.phase is PhaseName.GENERATE
 
     async def _send(self, phase: PhaseName, step: int, policy_version: int, *, granted: bool) -> None:
-        message = Phase(
-            sequence=self._sequence, step=step, phase=phase, policy_version=policy_version, granted=granted
-        )
+        message = Phase(sequence=self._sequence, step=step, phase=phase, policy_version=policy_version, granted=granted)
         self._sequence += 1
         await self._publish(message)
 

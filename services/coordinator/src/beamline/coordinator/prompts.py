@@ -12,7 +12,7 @@ from beamline.protocol.errors import ConfigError
 
 
 def tokenizer_of(config: RunConfig) -> Callable[[PromptRow], Prompt]:
-    """Renders a row's chat by the model's template. Raises ConfigError: no tokenizer, or a refused template argument."""
+    """Renders a row's chat by the model's template. Raises ConfigError: no tokenizer, a refused argument."""
     try:
         chat = ChatTokenizer.load(config.model.path)
     except ValueError as error:
@@ -55,7 +55,9 @@ def eval_prompts(
         if len(prompt.tokens) <= data.max_prompt_tokens:
             prompts[eval_set.name or prompt.data_source].append(prompt)
     if not prompts:
-        raise ConfigError(f"data.evals: no prompt of {eval_set.path} fits data.max_prompt_tokens={data.max_prompt_tokens}")
+        raise ConfigError(
+            f"data.evals: no prompt of {eval_set.path} fits data.max_prompt_tokens={data.max_prompt_tokens}"
+        )
     return prompts
 
 
