@@ -42,10 +42,10 @@ def test_too_long_prompts_are_dropped_and_counted():
     short = cursor([5, 200, 6, 300], seed=None)
     assert draw(short, 0, 4) == ["5", "6", "5", "6"]
     assert short.num_dropped == 3
-    with pytest.raises(ConfigError, match="data.max_prompt_tokens=2: every prompt of sums.parquet is longer"):
+    with pytest.raises(ConfigError, match=r"data\.max_prompt_tokens=2: every prompt of sums\.parquet is longer"):
         cursor([5, 200], limit=2).draw(0)
 
 
 def test_a_file_without_rows_is_refused():
-    with pytest.raises(ConfigError, match="sums.parquet: the file has no rows"):
+    with pytest.raises(ConfigError, match=r"sums\.parquet: the file has no rows"):
         cursor([])

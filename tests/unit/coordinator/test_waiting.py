@@ -46,7 +46,7 @@ async def test_a_wait_that_runs_out_says_what_is_missing_now():
     missing = ["rollout-0", "rollout-1"]
     wait = asyncio.create_task(Pulse().when(lambda: None, lambda: ", ".join(missing), 0.01))
     missing.pop()
-    with pytest.raises(DeadlineExceeded, match="waited 0.01 s for rollout-0$"):
+    with pytest.raises(DeadlineExceeded, match=r"waited 0\.01 s for rollout-0$"):
         await wait
 
 
