@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from brokers import SUBJECTS, Broker, MemoryBroker, NatsBroker, Tasks
 
 from beamline.runtime.nats_server import NatsServer
+from brokers import SUBJECTS, Broker, MemoryBroker, NatsBroker, Tasks
 
 
 @pytest_asyncio.fixture

@@ -4,13 +4,13 @@ import asyncio
 from collections import Counter
 
 import pytest
-from brokers import Broker, Collector, Tasks
-from bus_messages import group_failed, heartbeat, phase, prompt_group, status_reply
 
 from beamline.protocol import messages as m
 from beamline.protocol.errors import DeadlineExceeded, Rejected, Retryable
 from beamline.runtime.deadline import deadline
 from beamline.runtime.nats_bus import NatsBus
+from brokers import Broker, Collector, Tasks
+from bus_messages import group_failed, heartbeat, phase, prompt_group, status_reply
 
 
 async def test_every_input_gets_its_result(broker: Broker, tasks: Tasks) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 import msgspec
 import pytest
 import pytest_asyncio
-from brokers import SUBJECTS, NatsBroker
 
 from beamline.protocol.errors import BlobError, PermissionDenied
 from beamline.runtime.blob_store import BlobStore
@@ -15,6 +14,7 @@ from beamline.runtime.jetstream_blobs import CHUNK_BYTES, JetStreamBlobStore
 from beamline.runtime.memory_blobs import MemoryBlobStore
 from beamline.runtime.nats_server import NatsServer
 from beamline.runtime.shm_blobs import ShmBlobStore, shm_root, sweep
+from brokers import SUBJECTS, NatsBroker
 
 
 @pytest_asyncio.fixture(params=["shm", "jetstream", "memory"])
@@ -94,7 +94,7 @@ async def test_another_service_reads_but_does_not_release(nats: NatsBroker) -> N
     ref = await JetStreamBlobStore(rollout.connection, SUBJECTS).put("group-1", "trajectories", payload)
     reader = JetStreamBlobStore(reward.connection, SUBJECTS)
     assert bytes(await reader.get(ref)) == payload
-    with pytest.raises(PermissionDenied, match="(?i)stream.purge"):
+    with pytest.raises(PermissionDenied, match=r"(?i)stream\.purge"):
         await reader.release("group-1")
 
 

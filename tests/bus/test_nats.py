@@ -7,8 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from brokers import ACK_WAIT_S, SUBJECTS, Collector, NatsBroker, Tasks
-from bus_messages import group_failed, phase, prompt_group
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 
@@ -19,6 +17,8 @@ from beamline.runtime.deadline import deadline
 from beamline.runtime.nats_bus import NatsBus
 from beamline.runtime.nats_server import NatsServer
 from beamline.runtime.trace_context import trace_headers
+from brokers import ACK_WAIT_S, SUBJECTS, Collector, NatsBroker, Tasks
+from bus_messages import group_failed, phase, prompt_group
 
 HANGING_WORKER = Path(__file__).parents[1] / "support" / "hanging_worker.py"
 
@@ -187,7 +187,7 @@ async def test_services_cannot_use_each_others_subjects(nats: NatsBroker) -> Non
         await (await rollout.connection.subscribe("_INBOX.coordinator.>")).next()
     with pytest.raises(PermissionDenied, match=r"(?i)CONSUMER\.MSG\.NEXT\.beamline-test-work\.trainer"):
         await rollout.work("trainer", Collector())
-    with pytest.raises(PermissionDenied, match="(?i)STREAM.CREATE"):
+    with pytest.raises(PermissionDenied, match=r"(?i)STREAM\.CREATE"):
         await rollout.ensure_streams()
 
 

@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest_asyncio
-from brokers import SUBJECTS, NatsBroker, Tasks
 
 from beamline.protocol import messages as m
 from beamline.protocol.config import BusSection, RunConfig, RunSection
 from beamline.runtime.deadline import deadline
 from beamline.runtime.run_files import read_config, write_config
 from beamline.runtime.shm_blobs import sweep
+from brokers import SUBJECTS, NatsBroker, Tasks
 
 TINY_SERVICE = Path(__file__).parents[1] / "support" / "tiny_service.py"
 CONFIG = RunConfig(run=RunSection(name=SUBJECTS.run), bus=BusSection(prefix=SUBJECTS.prefix))

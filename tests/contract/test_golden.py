@@ -4,13 +4,13 @@ from typing import get_args
 
 import msgspec
 import pytest
-from wire_examples import BLOBS, GOLDEN, MESSAGES, encoded
 
 from beamline.protocol import blobs as b
 from beamline.protocol import messages as m
 from beamline.protocol.blobs import Blob, decode_blob, encode_blob
 from beamline.protocol.codec import MAX_MESSAGE_BYTES, decode, decode_as, encode
 from beamline.protocol.errors import BlobError, ProtocolError
+from wire_examples import BLOBS, GOLDEN, MESSAGES, encoded
 
 MESSAGE_TYPES: tuple[type[m.Message], ...] = get_args(m.AnyMessage)
 BLOB_TYPES: tuple[type[Blob], ...] = get_args(b.Blob.__value__)

@@ -4,12 +4,12 @@ import asyncio
 from collections import Counter
 
 import pytest
-from brokers import SUBJECTS, Collector
-from bus_messages import group_failed, prompt_group
 
 from beamline.protocol import messages as m
 from beamline.runtime.memory_bus import MemoryBus
 from beamline.runtime.memory_hub import MemoryHub, _matches
+from brokers import SUBJECTS, Collector
+from bus_messages import group_failed, prompt_group
 
 
 async def order_of_deliveries(seed: int, num_groups: int = 40) -> list[str]:

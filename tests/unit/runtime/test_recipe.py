@@ -128,9 +128,7 @@ def test_refusals_name_key_value_and_mend(small: str, override: str, said: list[
 def test_an_unknown_key_in_the_file_names_the_file(tmp_path: Path) -> None:
     path = tmp_path / "typo.yaml"
     path.write_text("trainer: {nun_steps: 3}\n")
-    assert refusal(str(path)) == (
-        f"{path}: unknown key trainer.nun_steps (value 3): did you mean trainer.num_steps?"
-    )
+    assert refusal(str(path)) == (f"{path}: unknown key trainer.nun_steps (value 3): did you mean trainer.num_steps?")
 
 
 def test_an_unknown_recipe_names_the_nearest() -> None:

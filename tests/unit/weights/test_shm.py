@@ -83,7 +83,9 @@ def test_a_changed_byte_is_found_by_name(folder: Path) -> None:
     byte = os.pread(descriptor, 1, entry.offset + 4)
     os.pwrite(descriptor, bytes([byte[0] ^ 1]), entry.offset + 4)
     os.close(descriptor)
-    with pytest.raises(WeightError, match=rf"policy 5: tensor model\.b\.weight has checksum .*expected {entry.checksum}"):
+    with pytest.raises(
+        WeightError, match=rf"policy 5: tensor model\.b\.weight has checksum .*expected {entry.checksum}"
+    ):
         ShmReader.open(manifest).verify()
 
 

@@ -1,7 +1,8 @@
 """The data plane: blobs are put once, read by reference, and released by their owner's end.
 
-`shm_blobs.ShmBlobStore` keeps them in shared memory of one host; `jetstream_blobs.JetStreamBlobStore` moves them between
-hosts in chunks. A blob belongs to an owner (a group id, or "policy"); the ledger releases the owner when the group ends.
+`shm_blobs.ShmBlobStore` keeps them in shared memory of one host; `jetstream_blobs.JetStreamBlobStore` moves them
+between hosts in chunks. A blob belongs to an owner (a group id, or "policy"); the ledger releases the owner when the
+group ends.
 """
 
 from typing import Protocol

@@ -45,7 +45,7 @@ def unknown_keys(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Tree]]:
 
 
 def nearest_keys(key: str, num_keys: int = 2) -> list[str]:
-    """Valid keys that may have been meant: those with the same leaf, else those spelled alike, else with a like leaf."""
+    """Valid keys that may have been meant: with the same leaf, else spelled alike, else with a like leaf."""
     leaf = key.rpartition(".")[2]
     candidates = sorted(known for known in known_keys() if not known.endswith((".*", f".{_LIST_ITEM}")))
     same_leaf = [known for known in candidates if known.rpartition(".")[2] == leaf]

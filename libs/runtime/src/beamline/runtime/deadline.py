@@ -18,8 +18,9 @@ async def deadline(seconds: float, waiting_for: str) -> AsyncIterator[None]:
     Raises:
         DeadlineExceeded: the block took longer.
     """
+    timeout = asyncio.timeout(seconds)
     try:
-        async with asyncio.timeout(seconds) as timeout:
+        async with timeout:
             yield
     except TimeoutError as error:
         if isinstance(error, DeadlineExceeded) or not timeout.expired():

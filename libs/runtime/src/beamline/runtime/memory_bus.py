@@ -8,7 +8,7 @@ from beamline.protocol.messages import Message
 from beamline.protocol.subjects import Subjects
 from beamline.runtime.bus import Gate, Handler, OnRejected, kept_subject
 from beamline.runtime.deadline import deadline
-from beamline.runtime.memory_hub import MemoryHub, QueuedInput, Question
+from beamline.runtime.memory_hub import MemoryHub, Question, QueuedInput
 from beamline.runtime.trace_context import trace_headers
 from beamline.runtime.work_queue import WorkQueue
 

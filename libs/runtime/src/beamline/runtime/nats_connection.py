@@ -198,7 +198,7 @@ class NatsConnection:
             password=self.credentials.password or None,
             inbox_prefix=self.credentials.inbox_prefix,
             connect_timeout=2,
-            reconnect_time_wait=0.1,
+            reconnect_time_wait=0.1,  # pyright: ignore[reportArgumentType]  # annotated int, used as seconds to sleep
             max_reconnect_attempts=-1,
             pending_size=16 * 1024 * 1024,
             error_cb=self._on_error,

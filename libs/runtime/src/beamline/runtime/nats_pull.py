@@ -7,7 +7,7 @@ messages as there are free slots and none arrives unasked. After a reconnection 
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 
 from nats.aio.msg import Msg
 from nats.js import api
@@ -143,7 +143,7 @@ class NatsSource:
 
 async def read(
     connection: NatsConnection, stream: str, subject: str, first: api.DeliverPolicy
-) -> AsyncIterator[tuple[int, Msg]]:
+) -> AsyncGenerator[tuple[int, Msg]]:
     """A stream's messages on one subject with their sequence numbers, in order and without gaps, then every new one.
 
     Reads through a consumer without acks that is opened again after the last sequence seen when the connection or the

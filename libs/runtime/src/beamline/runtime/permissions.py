@@ -1,7 +1,7 @@
 """What each service may publish and subscribe to, as the broker enforces it: nothing that it does not need.
 
-JetStream is spoken to over subjects too, so a permission names the API call: `CONSUMER.MSG.NEXT` pulls from a work queue,
-`$JS.ACK` acknowledges, `CONSUMER.CREATE` opens an ordered reader, `STREAM.MSG.GET` reads the last value.
+JetStream is spoken to over subjects too, so a permission names the API call: `CONSUMER.MSG.NEXT` pulls from a work
+queue, `$JS.ACK` acknowledges, `CONSUMER.CREATE` opens an ordered reader, `STREAM.MSG.GET` reads the last value.
 """
 
 import msgspec

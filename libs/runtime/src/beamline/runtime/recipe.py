@@ -1,7 +1,7 @@
 """Recipes: YAML, environment and overrides into one checked `RunConfig`. Only this file imports Hydra and OmegaConf.
 
-Hydra composes, in rising precedence: the defaults of `RunConfig`, the recipe (with its own `defaults` list, if any), the
-environment's settings, the overrides in Hydra's grammar. What comes out is converted by msgspec; nothing is checked
+Hydra composes, in rising precedence: the defaults of `RunConfig`, the recipe (with its own `defaults` list, if any),
+the environment's settings, the overrides in Hydra's grammar. What comes out is converted by msgspec; nothing is checked
 again past this door.
 """
 

@@ -70,9 +70,10 @@ class ServiceContext:
             for task in done - {stopping}:
                 task.result()
         finally:
-            for task in (*tasks, stopping):
+            stopping.cancel()
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, stopping, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 type ServiceMain = Callable[[ServiceContext], Awaitable[None]]

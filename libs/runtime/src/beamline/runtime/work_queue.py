@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import Protocol
+from typing import Protocol, cast
 
 from beamline.protocol.codec import decode
 from beamline.protocol.errors import BeamlineError, ProtocolError, Rejected, Retryable
@@ -149,9 +149,10 @@ class WorkQueue:
             return
         holding = asyncio.create_task(self._hold(delivery))
         try:
-            result = await self._result(message, delivery)
-            if result is not None:
-                await self._publish(result)
+            with handling_span(self._service, message, delivery.headers):
+                result = await self._result(message, delivery.num_delivered)
+                if result is not None:
+                    await self._publish(result)
             await delivery.ack()
         except Retryable as error:
             log.warning("%s will see %s again: %s", self._service, type(message).__name__, error)
@@ -163,13 +164,12 @@ class WorkQueue:
         finally:
             holding.cancel()
 
-    async def _result(self, message: Message, delivery: Delivery) -> Message | None:
+    async def _result(self, message: Message, num_delivered: int) -> Message | None:
         kind = type(message).__name__
         try:
-            if delivery.num_delivered > self._max_deliveries:
-                raise Rejected("redelivered", f"{kind} was delivered {delivery.num_delivered} times without an answer")
-            with handling_span(self._service, message, delivery.headers):
-                return await self._handle(message)
+            if num_delivered > self._max_deliveries:
+                raise Rejected("redelivered", f"{kind} was delivered {num_delivered} times without an answer")
+            return await self._handle(message)
         except Rejected as rejected:
             log.warning("%s rejected %s (%s): %s", self._service, kind, rejected.kind, rejected)
             return self._on_rejected(message, rejected) if self._on_rejected is not None else None
@@ -195,6 +195,7 @@ async def _is_open(gate: Gate) -> bool:
     return False
 
 
-def _first_leaf(failures: BaseExceptionGroup[BaseException]) -> BaseException:
-    first = failures.exceptions[0]
-    return _first_leaf(first) if isinstance(first, BaseExceptionGroup) else first
+def _first_leaf(failure: BaseException) -> BaseException:
+    while isinstance(failure, BaseExceptionGroup):
+        failure = cast(BaseExceptionGroup[BaseException], failure).exceptions[0]
+    return failure
