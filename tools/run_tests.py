@@ -39,8 +39,8 @@ ENVIRONMENTS = {
     "tests/reward": "reward",
     "tests/rollout": "rollout",
     "tests/trainer": "trainer",
+    "tests/parity": "trainer",
     "tests/parity/rollout": "rollout",
-    "tests/parity/trainer": "trainer",
     "tests/parity/reference": "reference",
     "tests/e2e": "coordinator",
 }

@@ -99,6 +99,8 @@ async def end_when_asked(context: ServiceContext) -> None:
             waiting_for="the trainer", ledger={"issued": 4, "trained": 4}, workers=[], metrics={},
         )  # fmt: skip
 
+    with (context.run_dir / "metrics.jsonl").open("a") as metrics:
+        metrics.write('{"step": 1, "time": 0.0, "values": {}}\n')
     await context.until_stopped(context.bus.serve(answer), _wait(asked))
     if asked.is_set():
         (context.run_dir / "summary.json").write_text("{}")

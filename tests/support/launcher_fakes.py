@@ -1,7 +1,9 @@
 """The launcher's tests: its display, its command and its checks without a terminal or real services."""
 
+import asyncio
 import contextlib
 import sys
+from asyncio.subprocess import PIPE, STDOUT, Process
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -19,6 +21,8 @@ from beamline.protocol.config import (
 from beamline.protocol.subjects import Subjects
 from beamline.runtime.shm_blobs import shm_root
 
+LAUNCH = Path(__file__).with_name("launch_trial.py")
+DEADLINE_S = 60
 FAKE = Path(__file__).with_name("fake_service.py")
 
 
@@ -81,3 +85,27 @@ def noted_pids(run_dir: Path) -> list[int]:
 def shared_memory(run_dir: Path) -> Path:
     """Where a run of this folder keeps its blobs."""
     return shm_root(Subjects("beamline", run_dir.name), run_dir)
+
+
+async def launch(folder: Path, *behaviours: str) -> Process:
+    """A launcher of its own, running the trial in `folder`; behaviours as `worker=behaviour`."""
+    return await asyncio.create_subprocess_exec(
+        sys.executable, str(LAUNCH), str(folder), *behaviours, stdout=PIPE, stderr=STDOUT, start_new_session=True
+    )
+
+
+async def read_until(process: Process, *texts: str) -> str:
+    """The launcher's output up to the line that completes what is awaited; to its end for no texts.
+
+    The guard holds the same output open, so its end means that the guard has ended too.
+    """
+    assert process.stdout is not None
+    read = ""
+    async with asyncio.timeout(DEADLINE_S):
+        while not texts or not all(text in read for text in texts):
+            line = (await process.stdout.readline()).decode()
+            if not line:
+                break
+            read += line
+    assert all(text in read for text in texts), read
+    return read

@@ -1,40 +1,10 @@
 """A launcher that is interrupted, ended or killed leaves no process and no shared memory."""
 
-import asyncio
 import signal
-import sys
-from asyncio.subprocess import PIPE, STDOUT, Process
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher_fakes import alive, noted_pids, shared_memory
-
-LAUNCH = Path(__file__).parents[2] / "support" / "launch_trial.py"
-DEADLINE_S = 60
-
-
-async def launch(folder: Path, *behaviours: str) -> Process:
-    return await asyncio.create_subprocess_exec(
-        sys.executable, str(LAUNCH), str(folder), *behaviours, stdout=PIPE, stderr=STDOUT, start_new_session=True
-    )
-
-
-async def read_until(process: Process, *texts: str) -> str:
-    """The launcher's output up to the line that completes what is awaited; to its end for no texts.
-
-    The guard holds the same output open, so its end means that the guard has ended too.
-    """
-    assert process.stdout is not None
-    read = ""
-    async with asyncio.timeout(DEADLINE_S):
-        while not texts or not all(text in read for text in texts):
-            line = (await process.stdout.readline()).decode()
-            if not line:
-                break
-            read += line
-    assert all(text in read for text in texts), read
-    return read
-
+from launcher_fakes import alive, launch, noted_pids, read_until, shared_memory
 
 def ready(*workers: str) -> Sequence[str]:
     return [f"{worker} is ready" for worker in workers]
