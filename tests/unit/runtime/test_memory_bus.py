@@ -94,3 +94,19 @@ async def test_a_worker_cancelled_at_any_moment_loses_nothing(seed: int) -> None
 )
 def test_wildcards(pattern: str, subject: str, expected: bool) -> None:
     assert _matches(pattern, subject) is expected
+
+
+async def test_an_input_of_a_failed_handler_comes_again() -> None:
+    """A process that ends by an error, and its successor."""
+    hub = MemoryHub(SUBJECTS, duplicate=0)
+    bus, collected = MemoryBus(hub), Collector()
+
+    async def fail(_: m.Message) -> None:
+        raise OSError("out of memory")
+
+    await bus.publish(prompt_group(0))
+    with pytest.raises(OSError, match="out of memory"):
+        await bus.work("rollout", fail)
+    working = asyncio.create_task(bus.work("rollout", collected))
+    await collected.until(1)
+    working.cancel()

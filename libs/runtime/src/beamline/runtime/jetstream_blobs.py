@@ -18,7 +18,7 @@ CHUNK_BYTES = 1024 * 1024
 _CHUNKS_IN_FLIGHT = 8
 _CHUNK = "Beamline-Chunk"
 _DEADLINE_S = 60.0
-_INACTIVE_S = 60.0
+_INACTIVE_S = 15.0
 
 
 class JetStreamBlobStore:

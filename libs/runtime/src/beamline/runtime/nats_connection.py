@@ -162,14 +162,17 @@ class NatsConnection:
             BusUnavailable: the broker answered with an error, or the connection is closed for good.
         """
         denied: asyncio.Future[BeamlineError] = asyncio.get_running_loop().create_future()
-        self._asked.setdefault(subject.lower(), set()).add(denied)
+        waiting = self._asked.setdefault(subject.lower(), set())
+        waiting.add(denied)
         try:
             async with asyncio.timeout(deadline_s):
                 return await self._try(subject, attempt, denied)
         except TimeoutError:
             raise DeadlineExceeded(f"{what} ({self._state})", deadline_s) from None
         finally:
-            self._asked[subject.lower()].discard(denied)
+            waiting.discard(denied)
+            if not waiting:
+                self._asked.pop(subject.lower(), None)
 
     async def close(self) -> None:
         """Send what is left and disconnect."""

@@ -102,11 +102,13 @@ class WorkQueue:
         self._gate = gate
         self._max_deliveries = max_deliveries
         self._in_progress_every_s = in_progress_every_s
+        self._unsettled: dict[Delivery, None] = {}
+        """Taken, and neither acked nor given back, in order: what a cancelled or failed handler leaves behind."""
         self._num_free = concurrency
         self._slot_freed = asyncio.Event()
 
     async def serve(self) -> None:
-        """Serve until cancelled; inputs whose handlers are cancelled with it are given back for redelivery.
+        """Serve until cancelled, or until a handler fails; inputs without an answer are then given back.
 
         Consumes the queue's messages, produces their results, waits for a free slot, the gate and the next input.
         """
@@ -120,6 +122,8 @@ class WorkQueue:
             raise _first_leaf(failures) from None
         finally:
             with suppress(BeamlineError):
+                for delivery in self._unsettled:
+                    await delivery.nak()
                 await self._source.give_back()
 
     async def _next(self) -> Delivery:
@@ -130,8 +134,10 @@ class WorkQueue:
             if self._gate is not None:
                 await self._gate()
             delivery = await self._source.take(self._num_free)
+            self._unsettled[delivery] = None
             if self._gate is None or await _is_open(self._gate):
                 return delivery
+            self._unsettled.pop(delivery, None)
             await delivery.nak()
             await self._source.give_back()
 
@@ -145,6 +151,7 @@ class WorkQueue:
             message = decode(delivery.payload)
         except ProtocolError as error:
             log.error("dropped a message from the queue of %s: %s", self._service, error)
+            self._unsettled.pop(delivery, None)
             await delivery.term()
             return
         holding = asyncio.create_task(self._hold(delivery))
@@ -153,14 +160,12 @@ class WorkQueue:
                 result = await self._result(message, delivery.num_delivered)
                 if result is not None:
                     await self._publish(result)
+            self._unsettled.pop(delivery, None)
             await delivery.ack()
         except Retryable as error:
             log.warning("%s will see %s again: %s", self._service, type(message).__name__, error)
+            self._unsettled.pop(delivery, None)
             await delivery.nak(error.delay_s)
-        except asyncio.CancelledError:
-            with suppress(BeamlineError):
-                await delivery.nak()
-            raise
         finally:
             holding.cancel()
 
@@ -175,9 +180,10 @@ class WorkQueue:
             return self._on_rejected(message, rejected) if self._on_rejected is not None else None
 
     async def _hold(self, delivery: Delivery) -> None:
-        while True:
-            await asyncio.sleep(self._in_progress_every_s)
-            await delivery.in_progress()
+        with suppress(BeamlineError):  # a broker that is gone for good fails the publish of the result
+            while True:
+                await asyncio.sleep(self._in_progress_every_s)
+                await delivery.in_progress()
 
 
 async def _is_open(gate: Gate) -> bool:
