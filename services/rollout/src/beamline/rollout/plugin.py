@@ -4,11 +4,11 @@ BEAM_ARCHITECTURE = "BeamForCausalLM"
 
 
 def register() -> None:
-    """Teach vLLM Beam's configuration and model, and mend its in-place update of CPU expert weights. Idempotent."""
+    """Teach vLLM Beam's configuration and model, and mend two defects of its CPU engine. Idempotent."""
     from vllm import ModelRegistry
 
     from beamline.models.beam_config import register as register_config
-    from beamline.rollout.expert_reload import install as mend_expert_reload
+    from beamline.rollout import expert_reload, seeded_prefill
 
     if BEAM_ARCHITECTURE in ModelRegistry.get_supported_archs():
         return
@@ -17,4 +17,5 @@ def register() -> None:
 
     register_config()
     ModelRegistry.register_model(BEAM_ARCHITECTURE, BeamForCausalLM)
-    mend_expert_reload()
+    expert_reload.install()
+    seeded_prefill.install()

@@ -93,9 +93,7 @@ class VllmEngine:
                 f"prompt {group.task.prompt_id} has {len(group.prompt_tokens)} tokens and up to "
                 f"{group.sampling.max_tokens} are sampled: {num_tokens} do not fit {self._max_tokens}",
             )
-        async with asyncio.TaskGroup() as tasks:
-            samples = [tasks.create_task(self._sample(group, seed)) for seed in group.seeds]
-        return [sample.result() for sample in samples]
+        return list(await asyncio.gather(*(self._sample(group, seed) for seed in group.seeds)))
 
     async def load_weights(self, manifest: WeightManifest, policy_version: int) -> None:
         await asyncio.to_thread(check_manifest, manifest, self._shapes)

@@ -1,0 +1,112 @@
+"""A live engine changes its policy in place: as if it had been started on the new weights, and back without a trace."""
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rollout_messages import export, prompt_group
+
+from beamline.protocol.blobs import VersionSpan
+from beamline.protocol.errors import WeightError
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+async def scores(engine, model) -> np.ndarray:
+    return np.array([await engine.score(tokens.tolist()) for tokens in model.reference["tokens"]])
+
+
+@pytest.fixture
+def own(model, tmp_path: Path):
+    return export(tmp_path, 0, model.tensors())
+
+
+@pytest.fixture
+def other(model, tmp_path: Path):
+    return export(tmp_path, 1, model.tensors(other=True))
+
+
+async def test_an_update_equals_a_fresh_start_and_the_way_back_leaves_no_trace(engine, start, model, own, other) -> None:
+    prompt = model.reference["tokens"][0][:64].tolist()
+    group = prompt_group(prompt, seeds=[1, 2, 3], max_tokens=24)
+    own_scores, own_completions = await scores(engine, model), await engine.generate(group)
+    await engine.load_weights(other, 1)
+    other_scores, other_completions = await scores(engine, model), await engine.generate(group)
+    await engine.load_weights(own, 0)
+    assert np.abs(other_scores - own_scores).max() > 1, "the two policies hardly differ: nothing is shown"
+    assert np.array_equal(await scores(engine, model), own_scores)
+    assert await engine.generate(group) == own_completions
+    fresh = await start(model.other_path)
+    try:
+        assert np.abs(await scores(fresh, model) - other_scores).max() < 1e-6
+        fresh_completions = await fresh.generate(group)
+    finally:
+        await fresh.close()
+    assert [c.tokens for c in fresh_completions] == [c.tokens for c in other_completions]
+    for mine, theirs in zip(other_completions, fresh_completions, strict=True):
+        assert np.abs(np.array(mine.logprobs) - theirs.logprobs).max() < 1e-6
+        assert mine.version_spans == [VersionSpan(1, 0, len(mine.tokens))]
+
+
+async def test_samples_under_way_go_on_under_the_new_policy_and_say_where_it_began(engine, model, own, other) -> None:
+    prompt = model.reference["tokens"][1][:30].tolist()
+    long = asyncio.create_task(engine.generate(prompt_group(prompt, seeds=list(range(8)), max_tokens=300)))
+    await engine.generate(prompt_group(prompt[:5], seeds=[1], max_tokens=8))
+    await engine.load_weights(other, 1)
+    completions = await long
+    crossing = [completion for completion in completions if len(completion.version_spans) == 2]
+    assert crossing, "every sample ended before the update"
+    for completion in crossing:
+        old, new = completion.version_spans
+        assert (old.policy_version, old.start, old.end) == (0, 0, new.start)
+        assert (new.policy_version, new.end) == (1, len(completion.tokens))
+        scored = np.array(await engine.score(prompt + completion.tokens))[len(prompt) - 1 :]
+        assert np.abs(scored[new.start :] - completion.logprobs[new.start :]).max() < 1e-4
+    await engine.load_weights(own, 0)
+
+
+@pytest.mark.parametrize("fault", ["damaged", "unknown", "missing", "shape"])
+async def test_refused_weights_change_nothing(engine, model, tmp_path: Path, fault: str) -> None:
+    before = await scores(engine, model)
+    tensors = model.tensors(other=True)
+    name = "model.norm.weight"
+    if fault == "unknown":
+        tensors["model.norms.weight"] = tensors[name]
+    elif fault == "missing":
+        del tensors[name]
+    elif fault == "shape":
+        tensors[name] = tensors[name][:-1]
+    manifest = export(tmp_path, 9, tensors)
+    if fault == "damaged":
+        entry = next(entry for entry in manifest.tensors if entry.name == name)
+        content = bytearray(Path(manifest.segment).read_bytes())
+        content[entry.offset + 1] ^= 1
+        Path(manifest.segment).write_bytes(content)
+    with pytest.raises(WeightError, match="norm"):
+        await engine.load_weights(manifest, 9)
+    assert np.array_equal(await scores(engine, model), before)
+    (completion,) = await engine.generate(prompt_group([5, 6, 7], seeds=[1], max_tokens=4))
+    assert completion.version_spans == [VersionSpan(0, 0, len(completion.tokens))]
+
+
+async def test_released_memory_goes_back_to_the_machine_and_sampling_resumes_where_it_was(engine, model, own, other):
+    prompt = model.reference["tokens"][0].tolist()
+    before = await scores(engine, model)
+    # As many different tokens as the cache holds, or nearly: every block has been written.
+    crowd = [prompt_group([index, *prompt], seeds=[1, 2], max_tokens=200) for index in range(60)]
+    await asyncio.gather(*map(engine.generate, crowd))
+    group = prompt_group(prompt, seeds=[1, 2], max_tokens=24)
+    expected = await engine.generate(group)
+    report = await engine.release_memory()
+    assert report.freed_bytes > 24 << 20, report
+    again = await engine.release_memory()
+    assert again.freed_bytes == 0 and again.after_bytes <= report.after_bytes + (1 << 20)
+    await engine.load_weights(other, 1)
+    await engine.load_weights(own, 0)
+    assert np.array_equal(await scores(engine, model), before), "the canary is scored while memory is released"
+    waiting = asyncio.create_task(engine.generate(group))
+    await engine.score(prompt)
+    assert not waiting.done()
+    await engine.restore_memory()
+    assert await waiting == expected
