@@ -63,7 +63,7 @@ async def test_a_slow_handler_keeps_its_input(nats: NatsBroker, tasks: Tasks) ->
     assert collected.ids == ["group-0"]
 
 
-async def test_a_handler_that_blocks_the_loop_is_not_called_twice_at_once(nats: NatsBroker, tasks: Tasks) -> None:
+async def test_an_ack_wait_that_runs_out_does_not_call_a_running_handler_twice(nats: NatsBroker, tasks: Tasks) -> None:
     coordinator, rollout = await nats.client("coordinator"), await nats.client("rollout")
     running, most = 0, 0
     collected = Collector()
@@ -75,9 +75,6 @@ async def test_a_handler_that_blocks_the_loop_is_not_called_twice_at_once(nats: 
         await asyncio.sleep(2.5 * ACK_WAIT_S)
         running -= 1
         await collected(group)
-
-    async def no_hold(self: object) -> None:
-        await asyncio.Event().wait()
 
     await coordinator.publish(prompt_group(0))
     working = tasks.start(rollout.work("rollout", handle, concurrency=4))
@@ -165,6 +162,30 @@ async def test_a_killed_server_comes_back_with_what_it_stored(nats: NatsBroker, 
     async with deadline(5, "the phase after the restart"):
         await newest.wait()
     assert phases == [1, 2]
+
+
+async def test_workers_may_start_before_the_streams_exist(tmp_path: Path, tasks: Tasks) -> None:
+    server = NatsServer(tmp_path, SUBJECTS)
+    await server.start()
+    broker = NatsBroker(server)
+    coordinator, rollout = await broker.client("coordinator"), await broker.client("rollout")
+    collected, phases = Collector(), asyncio.Event()
+
+    async def follow(_: m.Phase) -> None:
+        phases.set()
+
+    tasks.start(rollout.work("rollout", collected))
+    tasks.start(rollout.follow(m.Phase, follow))
+    early = tasks.start(coordinator.publish(prompt_group(0)))
+    await asyncio.sleep(0.3)
+    assert not early.done()
+    await coordinator.ensure_streams()
+    await coordinator.publish(phase(1))
+    await collected.until(1)
+    async with deadline(5, "the first phase"):
+        await phases.wait()
+    await tasks.cancel()
+    await broker.close()
 
 
 async def test_a_publish_gives_up_at_its_deadline(nats: NatsBroker) -> None:

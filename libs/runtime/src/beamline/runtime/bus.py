@@ -17,7 +17,10 @@ type Handler = Callable[[Message], Awaitable[Message | None]]
 """Message in, message out; None publishes nothing."""
 
 type Gate = Callable[[], Awaitable[None]]
-"""Awaited before each input is taken: a worker that cannot serve leaves its inputs to others."""
+"""Awaited before each input is taken: a worker that cannot serve leaves its inputs to others.
+
+An open gate returns without waiting on anything; an input that arrives while it is closed is given back at once.
+"""
 
 type OnRejected = Callable[[Message, Rejected], Message | None]
 """The failure to publish for an input that will never work."""
@@ -48,8 +51,11 @@ class Bus(Protocol):
     ) -> None:
         """Serve the service's work queue until cancelled; at most `concurrency` handlers at a time.
 
+        Inputs without an answer are given back when this ends, by cancellation or by a handler's error. A handler
+        that keeps the event loop busy for longer than the ack wait lets its input be delivered elsewhere too.
+
         An input that was delivered more often than the bus allows (its handler keeps killing the process) is treated
-        as Rejected with kind "redelivered".
+        as Rejected with kind "redelivered". Each Retryable counts as a delivery.
         """
         ...
 
