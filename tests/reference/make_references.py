@@ -20,9 +20,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from beamline.models import tiny
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
+
+from beamline.models import tiny
 
 SEED = 7
 NUM_SEQUENCES, NUM_TOKENS = 2, 96

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+
 from beamline.models import tokenizer
 from beamline.models.chained_sums import Problem
 from beamline.models.chat import ChatTokenizer
@@ -28,7 +29,9 @@ def prompt_ids(chat: ChatTokenizer, problem: Problem) -> list[int]:
 
 
 @torch.no_grad()
-def complete(model, prompts: Sequence[list[int]], temperature: float, max_new_tokens: int = MAX_NEW_TOKENS) -> list[list[int]]:
+def complete(
+    model, prompts: Sequence[list[int]], temperature: float, max_new_tokens: int = MAX_NEW_TOKENS
+) -> list[list[int]]:
     """A completion for each prompt, ended by (and including) the end of turn where it came in time.
 
     temperature 0 is greedy. Randomness comes from torch's global generator.
@@ -36,7 +39,11 @@ def complete(model, prompts: Sequence[list[int]], temperature: float, max_new_to
     longest = max(map(len, prompts))
     input_ids = torch.tensor([[tokenizer.PAD_ID] * (longest - len(p)) + p for p in prompts])
     attention_mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
-    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {"do_sample": False}
+    sampling = (
+        {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+        if temperature
+        else {"do_sample": False}
+    )
     output = model.generate(
         input_ids=input_ids,
         attention_mask=attention_mask,

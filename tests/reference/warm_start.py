@@ -15,10 +15,11 @@ from pathlib import Path
 
 import sampling
 import torch
-from beamline.models import assets, chained_sums, tiny, tokenizer
-from beamline.models.chat import ChatTokenizer
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
+
+from beamline.models import assets, chained_sums, tiny, tokenizer
+from beamline.models.chat import ChatTokenizer
 
 FLAWS = chained_sums.Flaws(leave_out_last=0.62, wrong_total=0.04)
 SEED = 0
@@ -35,7 +36,9 @@ IGNORED = -100
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="+", choices=assets.WARM_STARTED)
-    parser.add_argument("--into", type=Path, default=assets.DIRECTORY, help="where <model>/model.safetensors is written")
+    parser.add_argument(
+        "--into", type=Path, default=assets.DIRECTORY, help="where <model>/model.safetensors is written"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     for name in arguments.models:

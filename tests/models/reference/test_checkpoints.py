@@ -3,10 +3,11 @@
 import pytest
 import torch
 import transformers
-from beamline.models import tiny
-from beamline.models.beam_config import BeamConfig
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
+
+from beamline.models import tiny
+from beamline.models.beam_config import BeamConfig
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -3,9 +3,10 @@
 import make_references
 import pytest
 import torch
-from beamline.models import tiny
 from safetensors import safe_open
 from safetensors.torch import load_file
+
+from beamline.models import tiny
 
 NAMES = make_references.MODELS
 

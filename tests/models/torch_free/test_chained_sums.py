@@ -4,6 +4,7 @@ import random
 import re
 
 import pytest
+
 from beamline.models import chained_sums
 from beamline.models.chained_sums import TOTALS, Flaws, Problem
 from beamline.models.datasets import read_rows

@@ -1,9 +1,10 @@
 """Tokenizer and chat template: any text has tokens, prompts are short, and what cannot be read is refused."""
 
 import pytest
+from tokenizers import Tokenizer
+
 from beamline.models import chained_sums, tiny, tokenizer
 from beamline.models.chat import ChatTokenizer
-from tokenizers import Tokenizer
 
 QUESTION = [{"role": "user", "content": "1+1"}]
 TEXTS = (

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from beamline.models import assets, checkpoint_file, tiny
 from safetensors import safe_open
 from safetensors.numpy import load_file
+
+from beamline.models import assets, checkpoint_file, tiny
 
 FILES = {
     "config.json",

@@ -3,10 +3,11 @@
 import json
 
 import pytest
-from beamline.models import tiny
-from beamline.models.beam_config import BeamConfig, register
 from transformers import AutoConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from beamline.models import tiny
+from beamline.models.beam_config import BeamConfig, register
 
 register()
 

@@ -1,10 +1,11 @@
 """The torch-free tokenizer gives the ids that transformers gives; run in every environment that has transformers."""
 
 import pytest
+from transformers import AutoTokenizer
+
 from beamline.models import chained_sums, tiny
 from beamline.models.beam_config import register
 from beamline.models.chat import ChatTokenizer
-from transformers import AutoTokenizer
 
 register()
 

@@ -69,11 +69,15 @@ class BeamConfig(PreTrainedConfig):
         num_layers = self.num_hidden_layers
         if self.layer_types is None:
             self.layer_types = [
-                "full_attention" if (layer + 1) % FULL_ATTENTION_EVERY == 0 or layer == num_layers - 1 else "sliding_attention"
+                "full_attention"
+                if (layer + 1) % FULL_ATTENTION_EVERY == 0 or layer == num_layers - 1
+                else "sliding_attention"
                 for layer in range(num_layers)
             ]
         if self.mlp_layer_types is None:
-            self.mlp_layer_types = ["dense" if layer < NUM_LEADING_DENSE_LAYERS else "sparse" for layer in range(num_layers)]
+            self.mlp_layer_types = [
+                "dense" if layer < NUM_LEADING_DENSE_LAYERS else "sparse" for layer in range(num_layers)
+            ]
         if self.rope_parameters is None:
             self.rope_parameters = {
                 "sliding_attention": {"rope_type": "default", "rope_theta": self.default_theta},
@@ -93,7 +97,9 @@ class BeamConfig(PreTrainedConfig):
             rope_type = parameters.get("rope_type", "default")
             check = getattr(self, f"_validate_{rope_type}_rope_parameters", None)
             if check is None:
-                raise ValueError(f"rope_parameters[{layer_type!r}] has rope_type {rope_type!r}, which transformers does not know")
+                raise ValueError(
+                    f"rope_parameters[{layer_type!r}] has rope_type {rope_type!r}, which transformers does not know"
+                )
             check(parameters, ignore_keys=self.ignore_keys_at_rope_validation)
 
     def validate_architecture(self) -> None:

@@ -99,7 +99,9 @@ def solve(problem: Problem, flaws: Flaws = NO_FLAWS, generator: random.Random | 
 def eval_problems(number: int = 256) -> list[Problem]:
     """The held-out problems: in neither `warm_start_problems` nor `train_problems`."""
     if number > MAX_EVAL_PROBLEMS:
-        raise ValueError(f"{number} evaluation problems asked for, but only {MAX_EVAL_PROBLEMS} are held out: ask for fewer")
+        raise ValueError(
+            f"{number} evaluation problems asked for, but only {MAX_EVAL_PROBLEMS} are held out: ask for fewer"
+        )
     return distinct_problems(EVAL_SEED, number)
 
 

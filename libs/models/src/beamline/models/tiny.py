@@ -143,9 +143,7 @@ Spec = TinyBeam | TinyQwen3Moe
 
 TINY_BEAM = TinyBeam()
 TINY_QWEN3_MOE = TinyQwen3Moe()
-BENCH_BEAM = TinyBeam(
-    layer_types=("sliding_attention", "sliding_attention", "full_attention") * 2, sliding_window=128
-)
+BENCH_BEAM = TinyBeam(layer_types=("sliding_attention", "sliding_attention", "full_attention") * 2, sliding_window=128)
 SPECS: dict[str, Spec] = {"tiny-beam": TINY_BEAM, "tiny-qwen3-moe": TINY_QWEN3_MOE, "bench": BENCH_BEAM}
 
 
