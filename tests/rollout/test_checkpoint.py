@@ -51,3 +51,9 @@ def test_a_model_without_an_end_token_is_refused(copy: Path):
         (copy / name).write_text(json.dumps(config))
     with pytest.raises(ConfigError, match="eos_token_id"):
         checkpoint.end_tokens(copy)
+
+
+def test_a_model_shorter_than_the_configured_lengths_is_refused(copy: Path):
+    checkpoint.check_servable(copy, tiny.TINY_BEAM.max_position_embeddings)
+    with pytest.raises(ConfigError, match=r"8193 exceeds .* 8192"):
+        checkpoint.check_servable(copy, tiny.TINY_BEAM.max_position_embeddings + 1)

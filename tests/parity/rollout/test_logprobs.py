@@ -10,7 +10,7 @@ import pytest
 from rollout_messages import prompt_group
 
 from beamline.protocol import messages as m
-from beamline.protocol.errors import ConfigError, Rejected
+from beamline.protocol.errors import Rejected
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -105,11 +105,3 @@ async def test_a_prompt_that_does_not_fit_is_rejected(engine, model) -> None:
     with pytest.raises(Rejected) as rejected:
         await engine.generate(prompt_group([5] * 500, seeds=[1], max_tokens=20))
     assert rejected.value.kind == "prompt_too_long" and "512" in str(rejected.value)
-
-
-async def test_a_model_shorter_than_the_configured_lengths_is_refused_before_it_starts(model) -> None:
-    from beamline.protocol.config import EngineSection
-    from beamline.rollout.vllm_engine import VllmEngine
-
-    with pytest.raises(ConfigError, match="max_position_embeddings"):
-        await VllmEngine.start(model.path, dtype="float32", max_model_tokens=10**6, config=EngineSection())

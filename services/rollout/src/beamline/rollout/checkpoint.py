@@ -10,6 +10,19 @@ _LENGTH_BYTES = 8
 """A safetensors file starts with its JSON header's length, little-endian."""
 
 
+def check_servable(model_path: Path, max_model_tokens: int) -> None:
+    """Raises ConfigError where an engine could not serve sequences of that length from the directory."""
+    limit = read_config(model_path).get("max_position_embeddings")
+    if limit is not None and max_model_tokens > limit:
+        raise ConfigError(
+            f"data.max_prompt_tokens + rollout.sampling.max_response_tokens = {max_model_tokens} exceeds the model's "
+            f"max_position_embeddings = {limit}: lower one of them"
+        )
+    tokenizer_file(model_path)
+    tensor_shapes(model_path)
+    end_tokens(model_path)
+
+
 def read_config(model_path: Path) -> dict[str, Any]:
     """config.json. Raises ConfigError where the directory is not a model's."""
     return _read_json(model_path, "config.json", "point model.path at a Hugging Face model directory")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from beamline.protocol.config import Placement, RunConfig
 from beamline.protocol.messages import Phase, PolicyUpdate
-from beamline.rollout import environment
+from beamline.rollout import checkpoint, environment
 from beamline.rollout.engine import Engine
 from beamline.rollout.worker import RolloutWorker
 from beamline.runtime.service import ServiceContext
@@ -50,10 +50,12 @@ async def main(context: ServiceContext) -> None:
 
 async def start_engine(config: RunConfig) -> Engine:
     """Import vLLM, which takes long, beside the event loop, then start it on the configured model."""
+    model_path = Path(config.model.path)
+    checkpoint.check_servable(model_path, config.max_model_tokens)
     environment.prepare(config.rollout.engine.threads)
     module = await asyncio.to_thread(importlib.import_module, "beamline.rollout.vllm_engine")
     return await module.VllmEngine.start(
-        Path(config.model.path),
+        model_path,
         dtype=config.model.dtype,
         max_model_tokens=config.max_model_tokens,
         config=config.rollout.engine,

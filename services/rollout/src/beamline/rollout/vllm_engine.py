@@ -25,7 +25,7 @@ from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 from beamline.protocol.blobs import VersionSpan
 from beamline.protocol.config import EngineSection
-from beamline.protocol.errors import ConfigError, Rejected
+from beamline.protocol.errors import Rejected
 from beamline.protocol.messages import FinishReason, PromptGroup
 from beamline.rollout import checkpoint, environment
 from beamline.rollout.engine import Completion, EngineError, MemoryReport
@@ -71,13 +71,8 @@ class VllmEngine:
     async def start(
         cls, model_path: Path, *, dtype: str, max_model_tokens: int, config: EngineSection, policy_version: int = 0
     ) -> "VllmEngine":
-        """Load the model and start the engine core.
-
-        Raises ConfigError for a directory or a length that cannot be served.
-        """
-        checkpoint.tokenizer_file(model_path)
-        checkpoint.end_tokens(model_path)
-        _check_length(model_path, max_model_tokens)
+        """Load the model and start the engine core. Raises ConfigError as `checkpoint.check_servable` does."""
+        checkpoint.check_servable(model_path, max_model_tokens)
         vllm_config = _engine_args(model_path, dtype, max_model_tokens, config).create_engine_config()
         if current_platform.is_cpu() and vllm_config.parallel_config.world_size == 1:
             environment.start_engine_by_fork()
@@ -217,12 +212,3 @@ def _engine_args(model_path: Path, dtype: str, max_model_tokens: int, config: En
         logprobs_mode="processed_logprobs",
         enforce_eager=current_platform.is_cpu(),
     )
-
-
-def _check_length(model_path: Path, max_model_tokens: int) -> None:
-    limit = checkpoint.read_config(model_path).get("max_position_embeddings")
-    if limit is not None and max_model_tokens > limit:
-        raise ConfigError(
-            f"data.max_prompt_tokens + rollout.sampling.max_response_tokens = {max_model_tokens} exceeds the model's "
-            f"max_position_embeddings = {limit}: lower one of them"
-        )

@@ -1,0 +1,222 @@
+"""The whole service: a process on a real nats-server, with vLLM in it, through a policy, a crash and a drain."""
+
+import asyncio
+import os
+import re
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import psutil
+import pytest
+import pytest_asyncio
+from brokers import SUBJECTS, Tasks
+from rollout_messages import export, phase, policy_update, prompt_group
+from safetensors.numpy import load_file
+
+from beamline.models import tiny
+from beamline.protocol import messages as m
+from beamline.protocol.blobs import Trajectories, decode_blob
+from beamline.protocol.config import RunConfig
+from beamline.runtime.deadline import deadline
+from beamline.runtime.nats_bus import NatsBus
+from beamline.runtime.nats_server import NatsServer
+from beamline.runtime.run_files import write_config
+from beamline.runtime.shm_blobs import ShmBlobStore, shm_root, sweep
+
+REFERENCE = Path(__file__).parents[1] / "parity" / "references" / "tiny-beam.safetensors"
+START_S = 180.0
+"""Importing vLLM and starting it, on a machine that does other things too."""
+ANSWER_S = 60.0
+
+
+class Inbox:
+    """Everything that arrives for one service, to be waited for by type."""
+
+    def __init__(self) -> None:
+        self._messages: list[m.Message] = []
+        self._grown = asyncio.Event()
+
+    async def __call__(self, message: m.Message) -> None:
+        self._messages.append(message)
+        self._grown.set()
+
+    async def take[M: m.Message](self, kind: type[M], within_s: float = ANSWER_S) -> M:
+        """The next message of that type; others stay."""
+        async with deadline(within_s, f"a {kind.__name__}, have {self._messages}"):
+            while True:
+                for message in self._messages:
+                    if isinstance(message, kind):
+                        self._messages.remove(message)
+                        return message
+                self._grown.clear()
+                await self._grown.wait()
+
+
+class Run:
+    """A run whose coordinator, reward and trainer are this test."""
+
+    def __init__(self, folder: Path, model: Path, server: NatsServer) -> None:
+        self.folder, self.model, self.server = folder, model, server
+        self.blobs = ShmBlobStore(shm_root(SUBJECTS, folder))
+        self.reward, self.coordinator = Inbox(), Inbox()
+        self.buses: dict[str, NatsBus] = {}
+        self.tasks = Tasks()
+        self.processes: list[asyncio.subprocess.Process] = []
+
+    async def open(self) -> None:
+        for service in ("coordinator", "reward", "trainer"):
+            self.buses[service] = await NatsBus.connect(self.server.credentials(service), SUBJECTS, ack_wait_s=3.0)
+        await self.buses["coordinator"].ensure_streams()
+        self.tasks.start(self.buses["reward"].work("reward", self.reward))
+        self.tasks.start(self.buses["coordinator"].work("coordinator", self.coordinator))
+
+    async def start(self) -> asyncio.subprocess.Process:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "beamline.rollout", "--run-dir", str(self.folder), "--worker", "rollout-0"),
+            start_new_session=True,
+        )
+        self.processes.append(process)
+        return process
+
+    async def publish_policy(self, version: int, seed_weights: dict[str, np.ndarray], canary: m.Canary) -> None:
+        manifest = export(shm_root(SUBJECTS, self.folder) / "policy-weights", version, seed_weights)
+        ref = await self.blobs.put("policy", "weight_manifest", manifest.encode())
+        await self.buses["trainer"].publish(policy_update(version, ref, canary))
+
+    async def close(self) -> None:
+        for process in self.processes:
+            if process.returncode is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
+        await self.tasks.cancel()
+        for bus in self.buses.values():
+            await bus.close()
+        await self.server.stop()
+        sweep(SUBJECTS, self.folder)
+
+
+@pytest_asyncio.fixture
+async def run(tmp_path: Path) -> AsyncIterator[Run]:
+    model, folder = tmp_path / "model", tmp_path / "run"
+    tiny.build(tiny.TINY_BEAM, model, seed=7, randomise=True)
+    config = {
+        "run": {"name": SUBJECTS.run},
+        "model": {"path": str(model)},
+        "data": {"max_prompt_tokens": 128},
+        "algorithm": {"num_mini_batches": 1},
+        "rollout": {
+            "sampling": {"max_response_tokens": 384},
+            "engine": {"kv_cache_mib": 64, "max_num_seqs": 16, "max_num_batched_tokens": 256, "threads": 1},
+        },
+        "bus": {"ack_wait_s": 3.0},
+    }
+    write_config(folder, msgspec.convert(config, RunConfig))
+    run = Run(folder, model, NatsServer(folder, SUBJECTS))
+    await run.server.start()
+    try:
+        await run.open()
+        yield run
+    finally:
+        await run.close()
+
+
+def descendants(process: asyncio.subprocess.Process) -> list[psutil.Process]:
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+async def assert_gone(processes: list[psutil.Process]) -> None:
+    _, alive = await asyncio.to_thread(psutil.wait_procs, processes, 15)
+    assert not alive, f"still running: {alive}"
+
+
+async def test_a_worker_serves_policies_groups_and_phases_and_survives_its_own_death(run: Run) -> None:
+    reference = load_file(REFERENCE)
+    tokens = reference["tokens"][0].tolist()
+    canary = m.Canary(tokens=tokens, logprobs=reference["logprobs"][0].tolist())
+    weights = load_file(run.model / "model.safetensors")
+    coordinator = run.buses["coordinator"]
+
+    process = await run.start()
+    await run.publish_policy(0, weights, canary)
+    loaded = await run.coordinator.take(m.PolicyLoaded, START_S)
+    assert (loaded.policy_version, loaded.error) == (0, "") and loaded.canary_gap < 1e-4
+
+    await coordinator.publish(prompt_group(tokens[:40], seeds=[1, 2], max_tokens=16, group_id="g-1"))
+    answer = await run.reward.take(m.TrajectoryGroup)
+    blob = decode_blob(Trajectories, await run.blobs.get(answer.trajectories))
+    assert answer.group_id == "g-1" and answer.worker == "rollout-0" and len(blob.texts) == 2
+    assert blob.prompt_tokens.cast("B").cast("i").tolist() == tokens[:40]
+    assert (np.frombuffer(blob.rollout_logprobs, np.float32) < 0).all()
+
+    await coordinator.publish(prompt_group([5] * 400, seeds=[1], max_tokens=384, group_id="g-2"))
+    failed = await run.coordinator.take(m.GroupFailed)
+    assert (failed.group_id, failed.kind, failed.retryable) == ("g-2", "prompt_too_long", False)
+
+    await coordinator.publish(phase(m.PhaseName.TRAIN, sequence=1, granted=False))
+    report = await run.coordinator.take(m.LeaseReport)
+    assert report.sequence == 1 and report.freed_bytes > 0 and report.resident_bytes > 100 << 20
+
+    tiny.build(tiny.TINY_BEAM, run.folder / "other", seed=8, randomise=True)
+    await run.publish_policy(1, load_file(run.folder / "other" / "model.safetensors"), canary)
+    refused = await run.coordinator.take(m.PolicyLoaded)
+    assert refused.policy_version == 1 and "canary" in refused.error and refused.canary_gap > 1
+    await run.publish_policy(2, weights, canary)
+    assert (await run.coordinator.take(m.PolicyLoaded)).error == ""
+
+    await coordinator.publish(phase(m.PhaseName.GENERATE, sequence=2, granted=True))
+    long = prompt_group(tokens[:40], seeds=list(range(16)), max_tokens=384, group_id="g-3", min_policy_version=2)
+    await coordinator.publish(prompt_group(tokens[:9], seeds=[1], max_tokens=2, group_id="g-4"))
+    await coordinator.publish(long)
+    assert (await run.reward.take(m.TrajectoryGroup)).group_id == "g-4"
+    children = descendants(process)
+    assert children, "the engine core is a process of its own"
+    process.kill()
+    await process.wait()
+    await assert_gone(children)
+
+    second = await run.start()
+    assert (await run.coordinator.take(m.PolicyLoaded, START_S)).policy_version == 2
+    again = await run.reward.take(m.TrajectoryGroup, ANSWER_S)
+    assert (again.group_id, again.min_policy_version) == ("g-3", 2)
+    children = descendants(second)
+    second.terminate()
+    async with deadline(40, "the service to drain"):
+        assert await second.wait() == 0
+    await assert_gone(children)
+
+
+async def test_a_model_without_a_tokenizer_is_refused_in_plain_words_before_vllm_is_imported(run: Run) -> None:
+    (run.model / "tokenizer.json").unlink()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-X", "importtime", "-m", "beamline.rollout", "--run-dir", str(run.folder)),
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    run.processes.append(process)
+    async with deadline(60, "the service to refuse its model"):
+        _, errors = await process.communicate()
+    text = errors.decode()
+    assert process.returncode == 2
+    assert re.search(rf"error: model\.path='{re.escape(str(run.model))}' has no tokenizer\.json: .+", text)
+    assert not imported(text) & {"torch", "vllm"}
+
+
+async def test_help_imports_nothing_heavy() -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-X", "importtime", "-m", "beamline.rollout", "--help"),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    async with deadline(30, "--help"):
+        out, errors = await process.communicate()
+    assert process.returncode == 0 and b"--run-dir" in out
+    assert not imported(errors.decode()) & {"torch", "vllm", "nats", "transformers", "numpy"}
+
+
+def imported(importtime: str) -> set[str]:
+    """Top-level packages in the output of `python -X importtime`."""
+    return {line.rsplit("|", 1)[1].strip().partition(".")[0] for line in importtime.splitlines() if line.count("|") == 2}
