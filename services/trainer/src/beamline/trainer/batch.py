@@ -46,6 +46,13 @@ class MicroBatch:
     """float32: the trajectory's, at each of its loss tokens."""
 
     @classmethod
+    def of_tokens(cls, tokens: Sequence[int]) -> "MicroBatch":
+        """One sequence of which every token but the first is a loss token."""
+        rest = len(tokens) - 1
+        zeros = np.zeros(rest, np.float32)
+        return cls.pack([Trajectory(np.asarray(tokens, np.int64), 1, np.ones(rest, bool), zeros, 0.0)])
+
+    @classmethod
     def pack(cls, trajectories: Sequence[Trajectory]) -> "MicroBatch":
         lengths = tuple(len(t.tokens) for t in trajectories)
         starts = np.cumsum((0, *lengths))[:-1]

@@ -1,4 +1,4 @@
-"""The policy as the trainer sees it: five verbs over one set of weights.
+"""The policy as the trainer sees it: a few verbs over one set of weights.
 
 `megatron.policy.MegatronPolicy` is the real one; `fake_policy.FakePolicy` is a table small enough to check by hand.
 """
@@ -10,11 +10,11 @@ from typing import Protocol
 
 import torch
 from beamline.algorithms.losses import Clip
-
+from beamline.protocol.errors import BeamlineError
 from beamline.trainer.batch import MicroBatch
 
 
-class NotFinite(ArithmeticError):
+class NotFinite(BeamlineError, ArithmeticError):
     """A loss or gradient norm that is NaN or infinite; no update was applied."""
 
 
@@ -58,6 +58,10 @@ class Policy(Protocol):
 
         Raises NotFinite, leaving weights and optimizer as they were, where the norm is NaN or infinite.
         """
+        ...
+
+    def score(self, tokens: Sequence[int]) -> list[float]:
+        """Log-probabilities of tokens 1 to n-1, each given what precedes it, at temperature 1."""
         ...
 
     def export(self) -> Iterator[tuple[str, torch.Tensor]]:

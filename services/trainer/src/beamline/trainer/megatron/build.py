@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from beamline.models import beam_config
+from beamline.protocol.errors import ConfigError
 from beamline.trainer.megatron.distributed import Layout
 from beamline.trainer.megatron.engine import AutoBridge
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -33,13 +34,13 @@ class Model:
 def build_model(path: Path, layout: Layout, dtype: str = "float32") -> Model:
     """Build and load the model of `path`. `distributed.start` comes first.
 
-    Raises ValueError naming what is missing or not supported.
+    Raises ConfigError naming what is missing or not supported.
     """
     if dtype not in DTYPES:
-        raise ValueError(f"model.dtype={dtype!r}: use one of {', '.join(DTYPES)}")
+        raise ConfigError(f"model.dtype={dtype!r}: use one of {', '.join(DTYPES)}")
     for name in ("config.json", "tokenizer.json"):
         if not (path / name).is_file():
-            raise ValueError(f"model directory {path} has no {name}: point model.path at a Hugging Face model directory")
+            raise ConfigError(f"model.path={str(path)!r} has no {name}: point it at a Hugging Face model directory")
     beam_config.register()
     bridge = AutoBridge.from_hf_pretrained(path)
     provider = bridge.to_megatron_provider(load_weights=False)
@@ -109,4 +110,4 @@ def _fill_with_nan(module: Any) -> None:
 def _check_all_loaded(module: Any, path: Path) -> None:
     missing = [name for name, parameter in module.named_parameters() if parameter.isnan().any()]
     if missing:
-        raise ValueError(f"{path} has no finite weights for {', '.join(missing[:5])} ({len(missing)} parameters in all)")
+        raise ConfigError(f"{path} has no finite weights for {', '.join(missing[:5])} ({len(missing)} parameters in all)")

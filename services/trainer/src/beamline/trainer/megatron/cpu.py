@@ -1,11 +1,14 @@
 """Megatron on a CPU: the few spots of Megatron-Core that assume CUDA.
 
-`adapt()` does nothing where CUDA is there, so the GPU path is Megatron as shipped. Call it before any
-other import of megatron.
+`adapt()` does nothing where CUDA is there, so the GPU path is Megatron as shipped. It has to run before any
+other import of megatron, which is why the package's `__init__` calls it.
 """
 
 import contextlib
-from collections.abc import Callable
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -32,6 +35,18 @@ def adapt() -> None:
     rng._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()
     rng._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
     _split_sizes_become_numpy()
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """Import without the warnings and log lines by which Megatron reports each CUDA extension that is absent."""
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def _cpu_device() -> torch.device:
@@ -79,9 +94,11 @@ def _import_core_uncompiled() -> None:
     Core decorates its fusions with it at import, which pulls in all of Inductor and would then compile
     C++ in the first step; eager is the same arithmetic.
     """
+    assert "megatron.core" not in sys.modules, "megatron.core was imported before it was adapted to the CPU"
     compile_, torch.compile = torch.compile, _identity
     try:
-        import megatron.core  # noqa: F401
+        with quietly():
+            import megatron.core  # noqa: F401
     finally:
         torch.compile = compile_
 
@@ -92,7 +109,8 @@ def _identity(function: Callable[..., Any] | None = None, **_: Any) -> Any:
 
 def _split_sizes_become_numpy() -> None:
     """Core's all-to-all wants its split sizes as numpy, and converts only what it finds on CUDA."""
-    from megatron.core.transformer.moe import moe_utils, token_dispatcher
+    with quietly():
+        from megatron.core.transformer.moe import moe_utils, token_dispatcher
 
     def to_cpu(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
         return tensor.numpy() if as_numpy and isinstance(tensor, torch.Tensor) else tensor

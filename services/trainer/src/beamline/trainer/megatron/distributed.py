@@ -41,7 +41,7 @@ class Ranks:
 
 
 def start(ranks: Ranks, layout: Layout) -> None:
-    """Join the process group (NCCL with CUDA, else gloo on loopback) and build Megatron's groups.
+    """Join the process group once (NCCL with CUDA, else gloo on loopback), and build Megatron's groups.
 
     Raises ValueError where the layout does not fit the world, and torch's error after two minutes where a
     rank stays away.
@@ -71,8 +71,13 @@ def start(ranks: Ranks, layout: Layout) -> None:
     )
 
 
+def leave_layout() -> None:
+    """Drop Megatron's groups; the ranks stay joined and may `start` with another layout."""
+    parallel_state.destroy_model_parallel()
+
+
 def stop() -> None:
     """Leave all groups."""
-    parallel_state.destroy_model_parallel()
+    leave_layout()
     if dist.is_initialized():
         dist.destroy_process_group()

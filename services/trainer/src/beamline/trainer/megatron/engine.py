@@ -9,11 +9,9 @@ import importlib.util
 import logging
 import sys
 import types
+import warnings
 
 from beamline.trainer.megatron import cpu
-
-logging.disable(logging.WARNING)  # each absent CUDA extension is reported at import
-cpu.adapt()
 
 _PACKAGES = ("megatron.bridge", "megatron.bridge.models", "megatron.bridge.peft", "megatron.bridge.models.qwen")
 
@@ -52,13 +50,15 @@ def _import_lora_layers() -> None:
         del sys.modules["transformer_engine"], sys.modules["transformer_engine.pytorch"]
 
 
-for _package in _PACKAGES:
-    _enter_without_init(_package)
-_import_lora_layers()
+with cpu.quietly():
+    for _package in _PACKAGES:
+        _enter_without_init(_package)
+    _import_lora_layers()
+    from megatron.bridge.models.conversion.auto_bridge import AutoBridge
+    from megatron.bridge.models.qwen import qwen3_moe_bridge as _qwen3_moe  # noqa: F401  registers itself
 
-from megatron.bridge.models.conversion.auto_bridge import AutoBridge  # noqa: E402
-from megatron.bridge.models.qwen import qwen3_moe_bridge as _qwen3_moe  # noqa: E402, F401  registers itself
-
-logging.disable(logging.NOTSET)
+# Megatron warns of what our settings choose on purpose, such as fusions that are off, and of its own deprecations.
+warnings.filterwarnings("ignore", module="megatron")
+logging.getLogger("megatron").setLevel(logging.ERROR)
 
 __all__ = ["AutoBridge"]

@@ -5,7 +5,7 @@ hidden size.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,15 @@ from beamline.trainer.megatron.build import Model
 from beamline.trainer.megatron.head import Head, logprobs_and_entropy
 from beamline.trainer.megatron.optimizer import AdamWSettings, NamedAdamW
 from beamline.trainer.megatron.packed import PackedSequences
+from beamline.protocol.errors import WeightError
 from beamline.trainer.policy import ForwardBackward, NotFinite
+from beamline.trainer.weights_out import write_safetensors
 from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
 from megatron.core.tensor_parallel.mappings import (
     copy_to_tensor_model_parallel_region,
     gather_from_sequence_parallel_region,
 )
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 
@@ -32,6 +35,7 @@ class _Work:
     """A micro-batch on the device, with its old_logprobs where there are some."""
 
     micro_batch: MicroBatch
+    head: Head
     old_logprobs_L: Tensor | None = None
 
 
@@ -53,9 +57,11 @@ class MegatronPolicy:
         self._device = next(model.module.parameters()).device
 
     def logprobs(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
-        with torch.no_grad():
-            found = self._run([_Work(m) for m in micro_batches], _logprobs_only, forward_only=True)
-        return self._share(found, micro_batches)
+        return self._forward_only(micro_batches, self._head)
+
+    def score(self, tokens: Sequence[int]) -> list[float]:
+        found = self._forward_only([MicroBatch.of_tokens(tokens)], replace(self._head, temperature=1.0))
+        return found[0].tolist()
 
     def forward_backward(
         self,
@@ -65,7 +71,7 @@ class MegatronPolicy:
         num_loss_tokens: int,
     ) -> ForwardBackward:
         olds = old_logprobs or [None] * len(micro_batches)
-        work = [_Work(m, old) for m, old in zip(micro_batches, olds, strict=True)]
+        work = [_Work(m, self._head, old) for m, old in zip(micro_batches, olds, strict=True)]
         found = self._run(work, partial(_loss, clip=clip, num_loss_tokens=num_loss_tokens), forward_only=False)
         sums = torch.stack([sums for _, sums in found]).sum(0) if found else torch.zeros(4, dtype=torch.float64)
         loss, entropy_sum, ratio_sum, num_clipped = self._from_last_stage(sums).tolist()
@@ -83,6 +89,29 @@ class MegatronPolicy:
         if self._export_tasks is None:
             self._export_tasks = bridge.get_conversion_tasks([module])
         yield from bridge.export_hf_weights([module], show_progress=False, conversion_tasks=self._export_tasks)
+
+    def save(self, directory: Path) -> None:
+        rank = dist.get_rank()
+        if rank == 0:
+            write_safetensors(self.export(), directory / "policy")
+        else:
+            for _ in self.export():  # the export gathers: every rank takes part
+                pass
+        folder = directory / "optimizer"
+        folder.mkdir(exist_ok=True)
+        save_file({name: tensor.contiguous() for name, tensor in self._optimizer.state().items()}, folder / _rank_file(rank))
+
+    def load(self, directory: Path) -> None:
+        state = directory / "optimizer" / _rank_file(dist.get_rank())
+        if not state.is_file():
+            raise WeightError(f"{directory} has no {state.name}: the checkpoint is of another layout")
+        self._model.bridge.load_hf_weights([self._model.module], directory / "policy")
+        self._optimizer.load_state(load_file(state))
+
+    def _forward_only(self, micro_batches: Sequence[MicroBatch], head: Head) -> list[Tensor]:
+        with torch.no_grad():
+            found = self._run([_Work(m, head) for m in micro_batches], _logprobs_only, forward_only=True)
+        return self._share(found, micro_batches)
 
     def _run(self, work: Sequence[_Work], loss: Callable[..., Any], forward_only: bool) -> list[Any]:
         """Every micro-batch through Megatron's schedule; what `loss` found, on the last pipeline stage alone."""
@@ -113,7 +142,7 @@ class MegatronPolicy:
             tokens, lengths = torch.cat((tokens, tokens.new_zeros(missing))), (*lengths, missing)
         return tokens[None].to(self._device), PackedSequences.of(lengths, self._device)
 
-    def token_logprobs(self, hidden: Tensor, micro_batch: MicroBatch) -> tuple[Tensor, Tensor]:
+    def token_logprobs(self, hidden: Tensor, micro_batch: MicroBatch, head: Head) -> tuple[Tensor, Tensor]:
         """hidden [T or T / tp, 1, X] -> log-probability and entropy at the loss tokens, both float32 [L]."""
         tp = self._model.groups.tp
         if self._model.config.sequence_parallel:
@@ -128,7 +157,7 @@ class MegatronPolicy:
             if module.share_embeddings_and_output_weights
             else module.output_layer.weight
         )
-        return logprobs_and_entropy(hidden[:, 0].index_select(0, rows), weight, targets, self._head)
+        return logprobs_and_entropy(hidden[:, 0].index_select(0, rows), weight, targets, head)
 
     def _from_last_stage(self, values: Tensor) -> Tensor:
         """The last pipeline stage's values, on every stage."""
@@ -144,8 +173,12 @@ class MegatronPolicy:
         return list(self._from_last_stage(whole).split(sizes))
 
 
+def _rank_file(rank: int) -> str:
+    return f"rank-{rank:05d}.safetensors"
+
+
 def _logprobs_only(policy: MegatronPolicy, work: _Work, hidden: Tensor, non_loss_data: bool) -> Tensor:
-    logprobs_L, _ = policy.token_logprobs(hidden, work.micro_batch)
+    logprobs_L, _ = policy.token_logprobs(hidden, work.micro_batch, work.head)
     return logprobs_L
 
 
@@ -153,7 +186,7 @@ def _loss(
     policy: MegatronPolicy, work: _Work, hidden: Tensor, *, clip: Clip, num_loss_tokens: int
 ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
     """In the form of Megatron's loss functions: loss, token count (unused: already divided), what to keep."""
-    logprobs_L, entropy_L = policy.token_logprobs(hidden, work.micro_batch)
+    logprobs_L, entropy_L = policy.token_logprobs(hidden, work.micro_batch, work.head)
     own_L = logprobs_L.detach()
     old_L = own_L if work.old_logprobs_L is None else work.old_logprobs_L
     advantages_L = torch.from_numpy(work.micro_batch.advantages_L).to(hidden.device)

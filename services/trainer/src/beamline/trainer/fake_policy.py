@@ -1,0 +1,78 @@
+"""A policy small enough to check by hand: a table of logits, one row a preceding token, plain gradient descent."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from beamline.algorithms.losses import Clip, clipped_loss
+from safetensors.torch import load_file, save_file
+
+from beamline.trainer.batch import MicroBatch
+from beamline.trainer.policy import ForwardBackward, NotFinite
+
+
+class FakePolicy:
+    """Implements `Policy` in float64; each token's distribution depends on the token before it alone."""
+
+    def __init__(self, vocab_size: int, seed: int = 0) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.table_VV = torch.randn(vocab_size, vocab_size, generator=generator, dtype=torch.float64).requires_grad_()
+        self.num_updates = 0
+
+    def logprobs(self, micro_batches: Sequence[MicroBatch]) -> list[torch.Tensor]:
+        with torch.no_grad():
+            return [self._logprobs(micro_batch)[0] for micro_batch in micro_batches]
+
+    def score(self, tokens: Sequence[int]) -> list[float]:
+        return self.logprobs([MicroBatch.of_tokens(tokens)])[0].tolist()
+
+    def forward_backward(
+        self,
+        micro_batches: Sequence[MicroBatch],
+        old_logprobs: Sequence[torch.Tensor] | None,
+        clip: Clip,
+        num_loss_tokens: int,
+    ) -> ForwardBackward:
+        found: list[torch.Tensor] = []
+        loss_sum = entropy_sum = ratio_sum = 0.0
+        num_clipped = 0
+        for index, micro_batch in enumerate(micro_batches):
+            logprobs_L, entropy_L = self._logprobs(micro_batch)
+            old_L = logprobs_L.detach() if old_logprobs is None else old_logprobs[index]
+            tokens = clipped_loss(logprobs_L, old_L, torch.from_numpy(micro_batch.advantages_L).double(), clip)
+            loss = tokens.loss_L.sum() / num_loss_tokens
+            loss.backward()
+            found.append(logprobs_L.detach())
+            loss_sum += loss.item()
+            entropy_sum += entropy_L.sum().item()
+            ratio_sum += tokens.ratio_L.sum().item()
+            num_clipped += int(tokens.clipped_L.sum())
+        if not abs(loss_sum) < float("inf"):
+            self.table_VV.grad = None
+            raise NotFinite(f"loss is {loss_sum}")
+        return ForwardBackward(found, loss_sum, entropy_sum, ratio_sum, num_clipped)
+
+    def optimizer_step(self, lr: float) -> float:
+        assert self.table_VV.grad is not None
+        norm = self.table_VV.grad.norm().item()
+        with torch.no_grad():
+            self.table_VV -= lr * self.table_VV.grad
+        self.table_VV.grad = None
+        self.num_updates += 1
+        return norm
+
+    def export(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield "table.weight", self.table_VV.detach().float()
+
+    def save(self, directory: Path) -> None:
+        save_file({"table.weight": self.table_VV.detach()}, directory / "policy" / "model.safetensors")
+
+    def load(self, directory: Path) -> None:
+        with torch.no_grad():
+            self.table_VV.copy_(load_file(directory / "policy" / "model.safetensors")["table.weight"])
+
+    def _logprobs(self, micro_batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        before = torch.from_numpy(micro_batch.tokens_T)[torch.from_numpy(micro_batch.rows_L)]
+        rows_LV = self.table_VV[before].log_softmax(-1)
+        entropy_L = -(rows_LV.exp() * rows_LV).sum(-1).detach()
+        return rows_LV.gather(1, torch.from_numpy(micro_batch.targets_L)[:, None])[:, 0], entropy_L

@@ -1,0 +1,176 @@
+"""The trainer's answers: a train batch becomes a policy update, a phase a lease report or a checkpoint.
+
+All work on the policy runs on one thread, in the order in which it was asked for; the event loop stays free for
+heartbeats and acks.
+"""
+
+import asyncio
+import ctypes
+import gc
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from pathlib import Path
+
+from beamline.protocol.config import OptimizerSection
+from beamline.protocol.errors import BeamlineError
+from beamline.protocol.messages import (
+    Canary,
+    CheckpointSaved,
+    LeaseReport,
+    Message,
+    Phase,
+    PhaseName,
+    PolicyUpdate,
+    TrainBatch,
+    WorkerState,
+)
+from beamline.runtime.blob_store import BlobStore
+from beamline.runtime.service import WorkerStatus, rss_bytes
+from beamline.trainer import checkpoint
+from beamline.trainer.assemble import assemble
+from beamline.trainer.batch import Batch
+from beamline.trainer.canary import canary_tokens
+from beamline.trainer.policy import Policy
+from beamline.trainer.schedule import learning_rate
+from beamline.trainer.train_step import StepConfig, train_step
+from beamline.trainer.weights_out import named_buffers
+from beamline.weights.manifest import WeightManifest
+from beamline.weights.shm import ShmExporter
+from beamline.algorithms.losses import Clip
+
+OTHERS_PHASES = (PhaseName.GENERATE, PhaseName.EVALUATE)
+"""In which rollout holds devices that it shares."""
+POLICY_OWNER = "policy"
+"""Owner of the manifests' blobs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerSettings:
+    """What the worker takes from the run's configuration."""
+
+    worker: str
+    incarnation: str
+    clip: Clip
+    optimizer: OptimizerSection
+    num_steps: int
+    max_tokens: int
+    vocab_size: int
+    model_dir: Path
+    dtype: str
+    checkpoints: Path
+    colocated: bool
+
+
+class TrainerWorker:
+    """Owns the policy's version: +1 a trained batch, never twice for one step."""
+
+    def __init__(
+        self,
+        settings: TrainerSettings,
+        policy: Policy,
+        thread: Executor,
+        exporter: ShmExporter,
+        blobs: BlobStore,
+        publish: Callable[[Message], Awaitable[None]],
+        status: WorkerStatus,
+    ) -> None:
+        self._settings = settings
+        self._policy = policy
+        self._thread = thread
+        self._exporter = exporter
+        self._blobs = blobs
+        self._publish = publish
+        self._status = status
+        self._update: PolicyUpdate | None = None
+
+    async def publish_first(self) -> None:
+        """Policy 0, so that every engine starts from the trainer's own weights."""
+        self._update = await self._make_update(0, {})
+        await self._publish(self._update)
+        self._status.state = WorkerState.READY
+
+    async def handle(self, message: TrainBatch) -> PolicyUpdate:
+        """Train a step. A batch that was trained already is answered by the newest update.
+
+        Raises BeamlineError for a batch that skips a step, Rejected and BlobError as `assemble` does, NotFinite as
+        `train_step` does.
+        """
+        assert self._update is not None, "publish_first comes before any batch"
+        version = self._update.policy_version
+        if message.step <= version:
+            return self._update
+        if message.step > version + 1:
+            raise BeamlineError(
+                f"batch of step {message.step} on top of policy {version}: the trainer has lost the policies between; "
+                "start the run anew"
+            )
+        self._status.state, self._status.in_flight = WorkerState.BUSY, 1
+        started = time.perf_counter()
+        batch = await assemble(message, self._blobs)
+        loaded_s = time.perf_counter() - started
+        stats = await self._run(self._train, batch)
+        self._update = await self._make_update(message.step, {**stats, "timing/train_load": loaded_s})
+        self._status.state, self._status.in_flight = WorkerState.READY, 0
+        return self._update
+
+    async def on_phase(self, phase: Phase) -> None:
+        """Report memory released where rollout needs the devices; save where the phase says so."""
+        if phase.phase in OTHERS_PHASES and self._settings.colocated:
+            await self._publish(await self._run(self._release, phase.sequence))
+        elif phase.phase is PhaseName.CHECKPOINT and phase.granted:
+            await self._publish(await self._run(self._save))
+
+    def _train(self, batch: Batch) -> dict[str, float]:
+        o = self._settings.optimizer
+        lr = learning_rate(
+            batch.step,
+            peak=o.lr,
+            warmup_steps=o.warmup_steps,
+            num_steps=self._settings.num_steps,
+            decay=o.decay,
+            min_ratio=o.min_lr_ratio,
+        )
+        return train_step(self._policy, batch, StepConfig(self._settings.clip, self._settings.max_tokens, lr)).metrics()
+
+    async def _make_update(self, step: int, stats: dict[str, float]) -> PolicyUpdate:
+        started = time.perf_counter()
+        manifest, canary = await self._run(self._export, step)
+        ref = await self._blobs.put(POLICY_OWNER, "manifest", manifest.encode())
+        self._status.policy_version = step
+        stats = {**stats, "timing/train_export": time.perf_counter() - started}
+        return PolicyUpdate(step=step, policy_version=step, manifest=ref, canary=canary, stats=stats)
+
+    def _export(self, step: int) -> tuple[WeightManifest, Canary]:
+        manifest = self._exporter.export(step, named_buffers(self._policy.export()))
+        tokens = canary_tokens(self._settings.vocab_size)
+        return manifest, Canary(tokens=tokens, logprobs=self._policy.score(tokens))
+
+    def _release(self, sequence: int) -> LeaseReport:
+        """Gradients and activations are gone since the last update; hand their pages back to the system."""
+        before = rss_bytes()
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
+        after = rss_bytes()
+        return LeaseReport(
+            service="trainer",
+            worker=self._settings.worker,
+            incarnation=self._settings.incarnation,
+            sequence=sequence,
+            freed_bytes=max(0, before - after),
+            resident_bytes=after,
+        )
+
+    def _save(self) -> CheckpointSaved:
+        assert self._update is not None
+        started, s = time.perf_counter(), self._settings
+        state = checkpoint.TrainerState(step=self._update.step, dtype=s.dtype)
+        folder = checkpoint.save(s.checkpoints, s.model_dir, state, self._policy.save)
+        size = checkpoint.num_bytes(folder)
+        return CheckpointSaved(
+            step=state.step, path=str(folder), num_bytes=size, save_s=time.perf_counter() - started
+        )
+
+    async def _run[T, **P](self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: work(*args, **kwargs))

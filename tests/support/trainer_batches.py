@@ -1,0 +1,30 @@
+"""Trajectories and batches for the trainer's tests."""
+
+import numpy as np
+from beamline.trainer.batch import Batch, MiniBatch, Trajectory
+
+
+def trajectory(rng: np.random.Generator, vocab_size: int, num_prompt: int, num_response: int) -> Trajectory:
+    """Random tokens; about one response token in ten is no loss token."""
+    loss_mask = rng.random(num_response) > 0.1
+    loss_mask[0] = True
+    return Trajectory(
+        tokens=rng.integers(0, vocab_size, num_prompt + num_response),
+        num_prompt_tokens=num_prompt,
+        loss_mask=loss_mask,
+        rollout_logprobs=rng.normal(-3, 0.5, num_response).astype(np.float32),
+        advantage=float(rng.normal()),
+    )
+
+
+def batch(step: int, vocab_size: int, num_mini_batches: int = 2, num_trajectories: int = 6, seed: int = 0) -> Batch:
+    """Trajectories of 3 to 8 prompt and 4 to 40 response tokens."""
+    rng = np.random.default_rng([seed, step])
+    minis: list[MiniBatch] = []
+    for _ in range(num_mini_batches):
+        parts = tuple(
+            trajectory(rng, vocab_size, int(rng.integers(3, 9)), int(rng.integers(4, 41)))
+            for _ in range(num_trajectories)
+        )
+        minis.append(MiniBatch(parts, sum(part.num_loss_tokens for part in parts)))
+    return Batch(step, tuple(minis))

@@ -1,0 +1,169 @@
+"""The real engine on one rank: what must not depend on packing, temperature, restarts or precision."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from beamline.algorithms.losses import Clip
+from beamline.models import tiny
+from beamline.protocol.errors import ConfigError, WeightError
+from beamline.trainer import checkpoint
+from beamline.trainer.batch import MicroBatch
+from beamline.trainer.megatron import distributed
+from beamline.trainer.megatron.build import build_model
+from beamline.trainer.megatron.distributed import Layout, Ranks
+from beamline.trainer.megatron.optimizer import AdamWSettings
+from beamline.trainer.megatron.policy import MegatronPolicy
+from beamline.trainer.policy import NotFinite
+from beamline.trainer.train_step import StepConfig, train_step
+from safetensors.torch import load_file
+from trainer_batches import batch
+
+VOCAB = tiny.TINY_BEAM.vocab_size
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("model")
+    tiny.build(tiny.TINY_BEAM, directory, seed=3, randomise=True)
+    return directory
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_rank():
+    torch.set_num_threads(1)
+    distributed.start(Ranks(), Layout())
+    yield
+    distributed.stop()
+
+
+def build(model_dir: Path, temperature: float = 1.0, dtype: str = "float32") -> MegatronPolicy:
+    return MegatronPolicy(build_model(model_dir, Layout(), dtype), AdamWSettings(weight_decay=0.1), temperature)
+
+
+def weights(policy: MegatronPolicy) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in policy.export()}
+
+
+def test_any_packing_gives_the_same_logprobs_and_update(model_dir: Path):
+    step = batch(1, VOCAB)
+    whole, alone = build(model_dir), build(model_dir)
+    packed = whole.logprobs(step.mini_batches[0].micro_batches(10_000))
+    single = whole.logprobs([MicroBatch.pack([t]) for t in step.mini_batches[0].trajectories])
+    torch.testing.assert_close(torch.cat(packed), torch.cat(single), rtol=0, atol=2e-5)
+    one = train_step(whole, step, StepConfig(Clip(), 10_000, 1e-3)).metrics()
+    many = train_step(alone, step, StepConfig(Clip(), 50, 1e-3)).metrics()
+    assert many["policy/num_micro_batches"] > one["policy/num_micro_batches"] == 2
+    for name in ("policy/loss", "policy/entropy", "policy/grad_norm", "policy/mismatch_abs_mean"):
+        assert many[name] == pytest.approx(one[name], rel=1e-3, abs=1e-6)
+
+
+def test_temperature_divides_the_capped_logits(model_dir: Path):
+    micro_batch = batch(1, VOCAB, 1).mini_batches[0].micro_batches(10_000)[0]
+    policy = build(model_dir, temperature=0.7)
+    module, config = policy._model.module, policy._model.config
+    with torch.no_grad():
+        tokens_1T, packed = policy._padded(micro_batch)
+        hidden = module(input_ids=tokens_1T, position_ids=None, attention_mask=None, packed_seq_params=packed)
+        logits = (hidden[:, 0] @ module.output_layer.weight.t()).double() / config.final_logit_softcapping
+        scores = torch.tanh(logits) * config.final_logit_softcapping / 0.7
+    rows = torch.from_numpy(micro_batch.rows_L)
+    expected = scores.log_softmax(-1)[rows, torch.from_numpy(micro_batch.targets_L)]
+    torch.testing.assert_close(policy.logprobs([micro_batch])[0].double(), expected, rtol=0, atol=2e-5)
+    tokens = micro_batch.tokens_T[:20].tolist()
+    at_one = build(model_dir, temperature=1.0).logprobs([MicroBatch.of_tokens(tokens)])[0]
+    assert policy.score(tokens) == pytest.approx(at_one.tolist(), abs=1e-6)
+
+
+def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(model_dir: Path, tmp_path: Path):
+    config = StepConfig(Clip(), 200, 3e-3)
+    policy = build(model_dir)
+    train_step(policy, batch(1, VOCAB), config)
+    folder = checkpoint.save(tmp_path, model_dir, checkpoint.TrainerState(1, "float32"), policy.save)
+    resumed = build(model_dir)
+    resumed.load(folder)
+    assert all(torch.equal(tensor, weights(policy)[name]) for name, tensor in weights(resumed).items())
+    for one in (policy, resumed):
+        train_step(one, batch(2, VOCAB), config)
+    after = weights(policy)
+    assert all(torch.equal(tensor, after[name]) for name, tensor in weights(resumed).items())
+    start = load_file(model_dir / "model.safetensors")
+    moved = [name for name in after if not torch.equal(after[name], start[name])]
+    assert len(moved) > 0.9 * len(after) - 16  # experts that no token chose, and the correction biases, stay
+
+
+def test_optimizer_state_of_another_model_is_refused_by_name(model_dir: Path):
+    policy = build(model_dir)
+    train_step(policy, batch(1, VOCAB), StepConfig(Clip(), 200, 1e-3))
+    state = policy._optimizer.state()
+    name = next(name for name in state if name.endswith("exp_avg"))
+    with pytest.raises(WeightError, match=f"optimizer state {name} is missing"):
+        build(model_dir)._optimizer.load_state({key: value for key, value in state.items() if key != name})
+
+
+def test_updates_follow_adamw(model_dir: Path):
+    """Against torch's own, unfused, on copies that are clipped by hand."""
+    policy, step = build(model_dir), batch(1, VOCAB, 1)
+    micro_batches, n = step.mini_batches[0].micro_batches(10_000), step.mini_batches[0].num_loss_tokens
+    policy.forward_backward(micro_batches, None, Clip(), n)
+    named = dict(policy._model.module.named_parameters())
+    copies = {name: p.detach().clone().requires_grad_() for name, p in named.items()}
+    for name, copy in copies.items():
+        copy.grad = named[name].grad.clone() if named[name].grad is not None else None
+    norm = torch.nn.utils.clip_grad_norm_(copies.values(), 1.0)
+    groups = [
+        {"params": [p for p in copies.values() if p.dim() > 1], "weight_decay": 0.1},
+        {"params": [p for p in copies.values() if p.dim() <= 1], "weight_decay": 0.0},
+    ]
+    torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.95), eps=1e-8, foreach=False).step()
+    assert policy.optimizer_step(1e-2) == pytest.approx(norm.item(), rel=1e-5)
+    for name, parameter in named.items():
+        torch.testing.assert_close(parameter.detach(), copies[name].detach(), rtol=1e-5, atol=1e-6)
+        assert parameter.grad is None
+
+
+def test_nan_in_a_gradient_leaves_weights_and_optimizer_as_they_were(model_dir: Path):
+    policy, step = build(model_dir), batch(1, VOCAB, 1)
+    before = weights(policy)
+    mini_batch = step.mini_batches[0]
+    policy.forward_backward(mini_batch.micro_batches(10_000), None, Clip(), mini_batch.num_loss_tokens)
+    next(policy._model.module.parameters()).grad.view(-1)[0] = float("nan")
+    with pytest.raises(NotFinite, match="gradient norm is nan"):
+        policy.optimizer_step(1e-2)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in weights(policy).items())
+    assert policy._optimizer.state() == {}
+
+
+def test_bfloat16_trains_on_float32_main_weights_and_keeps_the_router_float32(model_dir: Path):
+    policy = build(model_dir, dtype="bfloat16")
+    exported = weights(policy)
+    kinds = {name: tensor.dtype for name, tensor in exported.items()}
+    assert {kind for name, kind in kinds.items() if ".mlp.gate." in name} == {torch.float32}
+    assert {kind for name, kind in kinds.items() if ".mlp.gate." not in name} == {torch.bfloat16}
+    stored = load_file(model_dir / "model.safetensors")
+    gate = "model.layers.1.mlp.gate.weight"
+    assert torch.equal(exported[gate], stored[gate])
+    full = build(model_dir).logprobs(batch(1, VOCAB, 1).mini_batches[0].micro_batches(10_000))[0]
+    half = policy.logprobs(batch(1, VOCAB, 1).mini_batches[0].micro_batches(10_000))[0]
+    assert (full - half).abs().mean() < 0.2
+    for step in range(1, 4):
+        # Far below bfloat16's resolution: only float32 main weights can add such updates up.
+        train_step(policy, batch(step, VOCAB), StepConfig(Clip(), 10_000, 1e-6))
+    main = policy._optimizer.state()["embedding.word_embeddings.weight.main"]
+    assert 0 < (main - stored["model.embed_tokens.weight"].bfloat16().float()).abs().max() < 1e-4
+
+
+def test_every_loss_token_has_the_entropy_of_its_distribution(model_dir: Path):
+    policy, step = build(model_dir), batch(1, VOCAB, 1)
+    found = policy.forward_backward(step.mini_batches[0].micro_batches(10_000), None, Clip(), 1)
+    mean = found.entropy_sum / step.mini_batches[0].num_loss_tokens
+    assert 0 < mean < np.log(VOCAB)
+
+
+@pytest.mark.parametrize("missing", ["config.json", "tokenizer.json"])
+def test_a_model_directory_without_its_files_is_a_plain_message(model_dir: Path, tmp_path: Path, missing: str):
+    for name in {"config.json", "tokenizer.json"} - {missing}:
+        (tmp_path / name).write_bytes((model_dir / name).read_bytes())
+    with pytest.raises(ConfigError, match=rf"model.path=.* has no {missing}: point it at"):
+        build_model(tmp_path, Layout())

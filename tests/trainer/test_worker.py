@@ -1,0 +1,177 @@
+"""The trainer's handlers on a table policy: versions, redelivery, leases, checkpoints, blobs."""
+
+import os
+from array import array
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from beamline.algorithms.losses import Clip
+from beamline.models import tiny
+from beamline.protocol import messages as m
+from beamline.protocol.blobs import Trajectories, VersionSpan, cumulative, encode_blob, pack_float32, pack_int32
+from beamline.protocol.config import OptimizerSection
+from beamline.protocol.errors import BeamlineError, BlobError, Rejected
+from beamline.runtime.memory_blobs import MemoryBlobStore
+from beamline.runtime.service import WorkerStatus
+from beamline.trainer import checkpoint
+from beamline.trainer.assemble import assemble
+from beamline.trainer.fake_policy import FakePolicy
+from beamline.trainer.worker import TrainerSettings, TrainerWorker
+from beamline.weights.manifest import WeightManifest
+from beamline.weights.shm import ShmExporter, ShmReader
+
+VOCAB = 13
+
+
+class Bench:
+    """A worker with what is around it."""
+
+    def __init__(self, tmp_path: Path, thread: ThreadPoolExecutor) -> None:
+        tiny.build(tiny.TINY_BEAM, tmp_path / "model", seed=0)
+        self.policy, self.blobs, self.status = FakePolicy(VOCAB), MemoryBlobStore(), WorkerStatus()
+        self.sent: list[m.Message] = []
+        settings = TrainerSettings(
+            worker="trainer-0",
+            incarnation="abc",
+            clip=Clip(),
+            optimizer=OptimizerSection(lr=0.5),
+            num_steps=10,
+            max_tokens=64,
+            vocab_size=VOCAB,
+            model_dir=tmp_path / "model",
+            dtype="float32",
+            checkpoints=tmp_path / "ckpt",
+            colocated=True,
+        )
+        exporter = ShmExporter(tmp_path / "weights")
+        self.worker = TrainerWorker(settings, self.policy, thread, exporter, self.blobs, self._publish, self.status)
+
+    async def _publish(self, message: m.Message) -> None:
+        self.sent.append(message)
+
+    async def group(self, name: str, lengths: list[int], seed: int) -> m.BlobRef:
+        rng = np.random.default_rng(seed)
+        blob = Trajectories(
+            group_id=name,
+            prompt_tokens=pack_int32(rng.integers(0, VOCAB, 4).tolist()),
+            cu_seqlens=cumulative(lengths),
+            tokens=pack_int32(rng.integers(0, VOCAB, sum(lengths)).tolist()),
+            loss_mask=memoryview(array("B", [1] * sum(lengths))),
+            rollout_logprobs=pack_float32(rng.normal(-2, 0.1, sum(lengths)).tolist()),
+            finish_reasons=[m.FinishReason.STOP] * len(lengths),
+            version_spans=[[VersionSpan(0, 0, length)] for length in lengths],
+            texts=[""] * len(lengths),
+        )
+        return await self.blobs.put(name, "trajectories", encode_blob(blob))
+
+    async def batch(self, step: int) -> m.TrainBatch:
+        lengths = [[5, 7], [6, 3]]
+        groups = [
+            m.TrainGroup(group_id=f"g{i}", trajectories=await self.group(f"g{i}", part, i), advantages=[1.0, -1.0])
+            for i, part in enumerate(lengths)
+        ]
+        minis = [
+            m.MiniBatch(num_loss_tokens=sum(part), ranks=[[m.Place(group=i, sample=1), m.Place(group=i, sample=0)]])
+            for i, part in enumerate(lengths)
+        ]
+        return m.TrainBatch(step=step, groups=groups, mini_batches=minis)
+
+
+@pytest.fixture
+def bench(tmp_path: Path):
+    with ThreadPoolExecutor(1) as thread:
+        yield Bench(tmp_path, thread)
+
+
+def exported(bench: Bench, manifest: WeightManifest) -> torch.Tensor:
+    reader = ShmReader.open(manifest)
+    reader.verify()
+    ((entry, content),) = reader.tensors()
+    return torch.frombuffer(bytearray(content), dtype=torch.float32).view(entry.shape)
+
+
+async def test_policy_zero_is_the_model_as_loaded(bench: Bench):
+    await bench.worker.publish_first()
+    (update,) = bench.sent
+    assert isinstance(update, m.PolicyUpdate)
+    assert (update.step, update.policy_version, bench.status.policy_version) == (0, 0, 0)
+    manifest = WeightManifest.decode(await bench.blobs.get(update.manifest))
+    assert torch.equal(exported(bench, manifest), FakePolicy(VOCAB).table_VV.float())
+    assert update.canary.logprobs == bench.policy.score(update.canary.tokens)
+
+
+async def test_a_batch_becomes_the_next_policy_and_its_repeat_the_same_answer(bench: Bench):
+    await bench.worker.publish_first()
+    batch = await bench.batch(1)
+    update = await bench.worker.handle(batch)
+    assert (update.step, update.policy_version, bench.policy.num_updates) == (1, 1, 2)
+    assert update.stats["tokens/loss"] == 21
+    assert update.stats["policy/lr"] == 0.5
+    manifest = WeightManifest.decode(await bench.blobs.get(update.manifest))
+    assert torch.equal(exported(bench, manifest), bench.policy.table_VV.detach().float())
+    assert update.canary.logprobs == bench.policy.score(update.canary.tokens)
+    assert await bench.worker.handle(batch) == update
+    assert bench.policy.num_updates == 2
+
+
+async def test_a_step_that_skips_one_is_refused(bench: Bench):
+    await bench.worker.publish_first()
+    with pytest.raises(BeamlineError, match="batch of step 3 on top of policy 0"):
+        await bench.worker.handle(await bench.batch(3))
+    assert bench.policy.num_updates == 0
+
+
+async def test_trajectories_arrive_as_the_blob_has_them(bench: Bench):
+    message = await bench.batch(1)
+    batch = await assemble(message, bench.blobs)
+    first = batch.mini_batches[0].trajectories
+    assert [len(t.tokens) for t in first] == [4 + 7, 4 + 5]
+    assert [t.advantage for t in first] == [-1.0, 1.0]
+    assert all(t.num_prompt_tokens == 4 for t in first)
+    rng = np.random.default_rng(0)
+    prompt, tokens = rng.integers(0, VOCAB, 4), rng.integers(0, VOCAB, 12)
+    assert first[1].tokens.tolist() == [*prompt, *tokens[:5]]
+    assert first[0].tokens.tolist() == [*prompt, *tokens[5:]]
+    assert first[1].rollout_logprobs.tolist() == pytest.approx(rng.normal(-2, 0.1, 12)[:5].tolist(), abs=1e-6)
+
+
+async def test_blobs_that_are_gone_and_places_that_are_not_there_are_named(bench: Bench):
+    message = await bench.batch(1)
+    beyond = m.MiniBatch(num_loss_tokens=5, ranks=[[m.Place(group=0, sample=9)]])
+    with pytest.raises(Rejected, match="group 0, sample 9 has no advantage"):
+        await assemble(m.TrainBatch(step=1, groups=message.groups, mini_batches=[beyond]), bench.blobs)
+    with pytest.raises(Rejected, match="no share for rank 1"):
+        await assemble(message, bench.blobs, rank=1)
+    await bench.blobs.release("g1")
+    with pytest.raises(BlobError, match="g1"):
+        await assemble(message, bench.blobs)
+
+
+async def test_a_phase_of_rollout_is_answered_by_measured_memory(bench: Bench):
+    await bench.worker.publish_first()
+    phase = m.Phase(sequence=5, step=1, phase=m.PhaseName.GENERATE, policy_version=0, granted=False)
+    await bench.worker.on_phase(phase)
+    report = bench.sent[-1]
+    assert isinstance(report, m.LeaseReport)
+    assert (report.service, report.worker, report.incarnation, report.sequence) == ("trainer", "trainer-0", "abc", 5)
+    assert report.freed_bytes >= 0
+    assert 0 < report.resident_bytes < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    await bench.worker.on_phase(m.Phase(sequence=6, step=1, phase=m.PhaseName.TRAIN, policy_version=0, granted=True))
+    assert bench.sent[-1] is report
+
+
+async def test_the_checkpoint_phase_saves_once(bench: Bench, tmp_path: Path):
+    await bench.worker.publish_first()
+    await bench.worker.handle(await bench.batch(1))
+    phase = m.Phase(sequence=7, step=1, phase=m.PhaseName.CHECKPOINT, policy_version=1, granted=True)
+    await bench.worker.on_phase(phase)
+    await bench.worker.on_phase(phase)
+    first, second = bench.sent[-2:]
+    assert isinstance(first, m.CheckpointSaved)
+    assert isinstance(second, m.CheckpointSaved)
+    assert (first.step, first.path, first.num_bytes) == (second.step, second.path, second.num_bytes)
+    assert checkpoint.resolve(tmp_path / "ckpt") == Path(first.path)
+    assert first.num_bytes == sum(p.stat().st_size for p in Path(first.path).rglob("*") if p.is_file())
