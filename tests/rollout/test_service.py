@@ -11,10 +11,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import psutil
-import pytest
 import pytest_asyncio
-from brokers import SUBJECTS, Tasks
-from rollout_messages import export, phase, policy_update, prompt_group
 from safetensors.numpy import load_file
 
 from beamline.models import tiny
@@ -26,6 +23,8 @@ from beamline.runtime.nats_bus import NatsBus
 from beamline.runtime.nats_server import NatsServer
 from beamline.runtime.run_files import write_config
 from beamline.runtime.shm_blobs import ShmBlobStore, shm_root, sweep
+from brokers import SUBJECTS, Tasks
+from rollout_messages import export, phase, policy_update, prompt_group
 
 REFERENCE = Path(__file__).parents[1] / "parity" / "references" / "tiny-beam.safetensors"
 START_S = 180.0
@@ -219,4 +218,6 @@ async def test_help_imports_nothing_heavy() -> None:
 
 def imported(importtime: str) -> set[str]:
     """Top-level packages in the output of `python -X importtime`."""
-    return {line.rsplit("|", 1)[1].strip().partition(".")[0] for line in importtime.splitlines() if line.count("|") == 2}
+    return {
+        line.rsplit("|", 1)[1].strip().partition(".")[0] for line in importtime.splitlines() if line.count("|") == 2
+    }

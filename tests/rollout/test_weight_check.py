@@ -4,10 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rollout_messages import export
 
 from beamline.protocol.errors import WeightError
 from beamline.rollout.weight_check import check_manifest
+from rollout_messages import export
 
 TENSORS = {"model.norm.weight": np.ones(8), "lm_head.weight": np.ones((4, 8))}
 SHAPES = {name: array.shape for name, array in TENSORS.items()}

@@ -2,19 +2,21 @@
 
 import asyncio
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
-from rollout_messages import export, phase, policy_update, prompt_group
 
 from beamline.protocol import messages as m
 from beamline.protocol.blobs import Trajectories, VersionSpan, decode_blob
 from beamline.protocol.errors import Rejected, Retryable
 from beamline.rollout.fake_engine import CACHE_BYTES, WEIGHT_BYTES, FakeEngine, token_logprob
+from beamline.rollout.readiness import Readiness
 from beamline.rollout.worker import RolloutWorker
 from beamline.runtime.memory_blobs import MemoryBlobStore
 from beamline.runtime.service import WorkerStatus
+from rollout_messages import export, phase, policy_update, prompt_group
 
 CANARY_TOKENS = [5, 9, 30, 7]
 
@@ -27,14 +29,14 @@ class Bench:
         self.blobs = MemoryBlobStore()
         self.status = WorkerStatus()
         self.said: list[m.Message] = []
+        self.readiness = Readiness(self.status, canary_tolerance=1e-3)
         self.worker = RolloutWorker(
             worker="rollout-0",
             incarnation="1",
             engine=engine,
             blobs=self.blobs,
             publish=self.say,
-            status=self.status,
-            canary_tolerance=1e-3,
+            readiness=self.readiness,
             colocated=colocated,
         )
 
@@ -52,7 +54,7 @@ class Bench:
         return loaded
 
     async def is_open(self) -> bool:
-        passing = asyncio.create_task(self.worker.gate())
+        passing = asyncio.create_task(self.readiness.when_open())
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         passing.cancel()
@@ -72,7 +74,7 @@ async def test_a_group_becomes_trajectories_with_seeds_versions_and_logprobs(fol
     assert isinstance(answer, m.TrajectoryGroup)
     blob = decode_blob(Trajectories, await bench.blobs.get(answer.trajectories))
     tokens, ends = list(blob.tokens.cast("B").cast("i")), list(blob.cu_seqlens.cast("B").cast("i"))
-    rows = [tokens[a:b] for a, b in zip(ends, ends[1:], strict=False)]
+    rows = [tokens[a:b] for a, b in pairwise(ends)]
     assert rows[0] == rows[2] != rows[1]
     assert answer.response_lengths == [len(row) for row in rows]
     assert blob.texts == ["Answer: 1", "Answer: 2", "Answer: 1"]

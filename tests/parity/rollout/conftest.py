@@ -71,5 +71,5 @@ async def engine(model: Model, start: Callable[[Path], Awaitable[Engine]]) -> As
     yield running
     await running.close()
     gc.collect()
-    gone, alive = psutil.wait_procs(children, timeout=20)
+    _, alive = psutil.wait_procs(children, timeout=20)
     assert not alive, f"still running after close: {alive}"

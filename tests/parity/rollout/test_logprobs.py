@@ -7,10 +7,10 @@ import asyncio
 
 import numpy as np
 import pytest
-from rollout_messages import prompt_group
 
 from beamline.protocol import messages as m
 from beamline.protocol.errors import Rejected
+from rollout_messages import prompt_group
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rollout_messages import export, prompt_group
 
 from beamline.protocol.blobs import VersionSpan
 from beamline.protocol.errors import WeightError
+from rollout_messages import export, prompt_group
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -27,7 +27,9 @@ def other(model, tmp_path: Path):
     return export(tmp_path, 1, model.tensors(other=True))
 
 
-async def test_an_update_equals_a_fresh_start_and_the_way_back_leaves_no_trace(engine, start, model, own, other) -> None:
+async def test_an_update_equals_a_fresh_start_and_the_way_back_leaves_no_trace(
+    engine, start, model, own, other
+) -> None:
     prompt = model.reference["tokens"][0][:64].tolist()
     group = prompt_group(prompt, seeds=[1, 2, 3], max_tokens=24)
     own_scores, own_completions = await scores(engine, model), await engine.generate(group)

@@ -9,6 +9,7 @@ Shapes: T tokens of the batch, H query heads and K key-value heads of this rank,
 import math
 from collections.abc import Iterable
 from itertools import islice
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -257,7 +258,7 @@ class BeamModel(nn.Module):
     ) -> torch.Tensor | IntermediateTensors:
         if not get_pp_group().is_first_rank:
             assert intermediate_tensors is not None
-            hidden_TC = intermediate_tensors["hidden_states"]
+            hidden_TC: torch.Tensor = intermediate_tensors.tensors["hidden_states"]
         else:
             hidden_TC = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         scale_T1 = ssmax_scale(positions)
@@ -281,11 +282,11 @@ class BeamForCausalLM(nn.Module, SupportsLoRA, SupportsPP):
             ".mlp.up_proj": (".mlp.gate_up_proj", 1),
         },
     )
-    packed_modules_mapping = {
+    packed_modules_mapping: ClassVar = {
         "qkv_proj": ["q_proj", "k_proj", "v_proj"],
         "gate_up_proj": ["gate_proj", "up_proj"],
     }
-    embedding_modules = {"embed_tokens": "input_embeddings", "lm_head": "output_embeddings"}
+    embedding_modules: ClassVar = {"embed_tokens": "input_embeddings", "lm_head": "output_embeddings"}
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()

@@ -32,7 +32,9 @@ def tokenizer_file(model_path: Path) -> Path:
     """tokenizer.json. Raises ConfigError where it is missing."""
     path = model_path / "tokenizer.json"
     if not path.is_file():
-        raise ConfigError(f"model.path={str(model_path)!r} has no tokenizer.json: copy the model's tokenizer files into it")
+        raise ConfigError(
+            f"model.path={str(model_path)!r} has no tokenizer.json: copy the model's tokenizer files into it"
+        )
     return path
 
 

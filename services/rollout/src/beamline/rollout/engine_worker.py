@@ -40,7 +40,7 @@ class EngineWorker:
             self.model_runner.reload_weights(weights_iterator=_tensors(reader))
 
     def beamline_release_memory(self) -> tuple[int, int]:
-        """Drop the pages of the key-value cache; they stay mapped and read as zeros. Resident bytes before and after."""
+        """Drop the key-value cache's pages; they stay mapped and read as zeros. Resident bytes before and after."""
         before = _resident_bytes()
         for storage in _storages(self.model_runner.kv_caches):
             _drop_pages(storage.data_ptr(), storage.nbytes())

@@ -19,7 +19,7 @@ class SeededGenerator(torch.Generator):
     """A CPU generator that knows how many tokens its request has kept."""
 
     def __new__(cls, request: Any, seed: int) -> "SeededGenerator":
-        return super().__new__(cls, device="cpu")
+        return super().__new__(cls, "cpu")  # pyright: ignore[reportCallIssue]
 
     def __init__(self, request: Any, seed: int) -> None:
         self._request = request

@@ -8,6 +8,7 @@ from beamline.protocol.config import Placement, RunConfig
 from beamline.protocol.messages import Phase, PolicyUpdate
 from beamline.rollout import checkpoint, environment
 from beamline.rollout.engine import Engine
+from beamline.rollout.readiness import Readiness
 from beamline.rollout.worker import RolloutWorker
 from beamline.runtime.service import ServiceContext
 
@@ -22,6 +23,7 @@ async def main(context: ServiceContext) -> None:
     config = context.config
     context.status.waiting_for = "vLLM to start"
     engine = await start_engine(config)
+    readiness = Readiness(context.status, config.rollout.canary_tolerance)
     try:
         worker = RolloutWorker(
             worker=context.worker,
@@ -29,8 +31,7 @@ async def main(context: ServiceContext) -> None:
             engine=engine,
             blobs=context.blobs,
             publish=context.bus.publish,
-            status=context.status,
-            canary_tolerance=config.rollout.canary_tolerance,
+            readiness=readiness,
             colocated=config.run.placement is Placement.COLOCATED,
         )
         await context.until_stopped(
@@ -40,7 +41,7 @@ async def main(context: ServiceContext) -> None:
                 "rollout",
                 worker.handle,
                 concurrency=config.rollout.groups_in_flight,
-                gate=worker.gate,
+                gate=readiness.when_open,
                 on_rejected=worker.on_rejected,
             ),
         )

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
+from typing import Any, cast
 
 from tokenizers import Tokenizer
 from vllm import AsyncEngineArgs, SamplingParams
@@ -169,7 +170,9 @@ class VllmEngine:
         spans = output.weight_versions or []
         return Completion(
             tokens=tokens,
-            logprobs=[row[token].logprob for token, row in zip(tokens, output.logprobs, strict=True)],
+            logprobs=[
+                row[token].logprob for token, row in zip(tokens, output.logprobs, strict=True) if row is not None
+            ],
             finish_reason=FinishReason(output.finish_reason),
             text=self._tokenizer.decode(tokens, skip_special_tokens=True),
             version_spans=[VersionSpan(int(span.version), span.start, span.end) for span in spans],
@@ -185,7 +188,7 @@ class VllmEngine:
             if not self._released:
                 await self._llm.resume_generation()
 
-    async def _call(self, method: str, *args: object) -> list[object]:
+    async def _call(self, method: str, *args: bytes) -> list[Any]:
         """Call a method of EngineWorker in every worker process. Raises EngineError."""
         try:
             return await self._llm.collective_rpc(method, args=args)
@@ -198,7 +201,7 @@ def _engine_args(model_path: Path, dtype: str, max_model_tokens: int, config: En
     return AsyncEngineArgs(
         model=str(model_path),
         skip_tokenizer_init=True,
-        dtype=dtype,
+        dtype=cast(Any, dtype),
         max_model_len=max_model_tokens,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,

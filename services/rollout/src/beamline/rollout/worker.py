@@ -1,36 +1,22 @@
 """The rollout worker: prompt groups in, trajectories out, under the newest policy and only while it holds the devices.
 
-It takes groups while three things are so: it has loaded the newest policy that it heard of, its log-probabilities
-agreed with the trainer's, and its memory is not released. Everything else (redelivery, acks) is the bus's.
+`readiness` says when it takes groups; redelivery and acks are the bus's.
 """
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
-
+from beamline.protocol import messages as m
 from beamline.protocol.blobs import encode_blob
 from beamline.protocol.errors import BlobError, Rejected, Retryable, WeightError
-from beamline.protocol.messages import (
-    Canary,
-    GroupFailed,
-    LeaseReport,
-    Message,
-    Phase,
-    PhaseName,
-    PolicyLoaded,
-    PolicyUpdate,
-    PromptGroup,
-    TrajectoryGroup,
-    WorkerState,
-)
 from beamline.rollout.engine import Engine
 from beamline.rollout.pack import pack_routed_experts, pack_trajectories
+from beamline.rollout.readiness import Readiness
 from beamline.runtime.blob_store import BlobStore
-from beamline.runtime.service import WorkerStatus
 from beamline.weights.manifest import WeightManifest
 
-OWN_PHASES = (PhaseName.GENERATE, PhaseName.EVALUATE)
+OWN_PHASES = (m.PhaseName.GENERATE, m.PhaseName.EVALUATE)
 """In which rollout holds devices that it shares."""
 
 
@@ -43,8 +29,7 @@ class RolloutWorker:
         engine: samples; its policy counts as unknown until the first update.
         blobs: where trajectories go and manifests come from.
         publish: sends a message that is no answer to an input.
-        status: what the heartbeat tells.
-        canary_tolerance: largest |engine - trainer| log-probability of a policy that is served.
+        readiness: what is served, and whether groups may be taken.
         colocated: whether the devices are shared, so that memory is released in the phases of others.
     """
 
@@ -55,9 +40,8 @@ class RolloutWorker:
         incarnation: str,
         engine: Engine,
         blobs: BlobStore,
-        publish: Callable[[Message], Awaitable[None]],
-        status: WorkerStatus,
-        canary_tolerance: float,
+        publish: Callable[[m.Message], Awaitable[None]],
+        readiness: Readiness,
         colocated: bool,
     ) -> None:
         self._worker = worker
@@ -65,40 +49,29 @@ class RolloutWorker:
         self._engine = engine
         self._blobs = blobs
         self._publish = publish
-        self._status = status
-        self._canary_tolerance = canary_tolerance
+        self._readiness = readiness
         self._colocated = colocated
-        self._newest: PolicyUpdate | None = None
-        self._served: PolicyUpdate | None = None
-        self._canary_gap = 0.0
-        self._released = False
-        self._open = asyncio.Event()
-        self._tell_status()
 
-    async def gate(self) -> None:
-        """Returns at once while groups may be taken."""
-        await self._open.wait()
-
-    async def handle(self, group: PromptGroup) -> TrajectoryGroup | GroupFailed:
+    async def handle(self, group: m.Message) -> m.TrajectoryGroup | m.GroupFailed:
         """Sample a group. Raises Rejected for a prompt that does not fit, Retryable under too old a policy."""
-        if self._served is None or self._served.policy_version < group.min_policy_version:
+        assert isinstance(group, m.PromptGroup)
+        if self._readiness.policy_version < group.min_policy_version:
             raise Retryable(f"{self._worker} does not serve policy {group.min_policy_version} yet")
         started = time.monotonic()
-        self._count(+1)
+        self._readiness.count(+1)
         try:
             async with asyncio.timeout(group.deadline - time.time()):
                 completions = await self._engine.generate(group)
         except TimeoutError:
             return self._failed(group, "deadline", "its deadline passed before all samples ended", retryable=True)
         finally:
-            self._count(-1)
-        if self._served is None:
+            self._readiness.count(-1)
+        if self._readiness.policy_version < 0:
             return self._failed(group, "policy", "the policy that it was sampled from was refused", retryable=True)
-        spans = [span.policy_version for completion in completions for span in completion.version_spans]
-        trajectories = pack_trajectories(group, completions)
-        routed = pack_routed_experts(group, completions)
+        versions = [span.policy_version for completion in completions for span in completion.version_spans]
+        trajectories, routed = pack_trajectories(group, completions), pack_routed_experts(group, completions)
         put = self._blobs.put
-        return TrajectoryGroup(
+        return m.TrajectoryGroup(
             group_id=group.group_id,
             attempt=group.attempt,
             purpose=group.purpose,
@@ -109,57 +82,50 @@ class RolloutWorker:
             num_prompt_tokens=len(group.prompt_tokens),
             response_lengths=[len(completion.tokens) for completion in completions],
             finish_reasons=[completion.finish_reason for completion in completions],
-            min_policy_version=min(spans),
-            max_policy_version=max(spans),
+            min_policy_version=min(versions),
+            max_policy_version=max(versions),
             generate_s=time.monotonic() - started,
         )
 
-    def on_rejected(self, group: Message, rejected: Rejected) -> GroupFailed:
+    def on_rejected(self, group: m.Message, rejected: Rejected) -> m.GroupFailed:
         """The failure to publish for a group that will never work."""
-        assert isinstance(group, PromptGroup)
+        assert isinstance(group, m.PromptGroup)
         return self._failed(group, rejected.kind, str(rejected), retryable=False)
 
-    async def on_policy(self, update: PolicyUpdate) -> None:
+    async def on_policy(self, update: m.PolicyUpdate) -> None:
         """Load a new policy, check it against the trainer's canary, and say how it went.
 
         Weights that are damaged or not this model's leave the old policy served, but no groups are taken. A policy
         whose canary disagrees is not served at all. Either way the next update is the way back.
         """
-        self._newest = update
-        self._tell_status()
-        started, error = time.monotonic(), ""
+        self._readiness.hear_of(update)
+        started = time.monotonic()
         try:
-            if self._served is None or self._served.manifest != update.manifest:
-                manifest = WeightManifest.decode(await self._blobs.get(update.manifest))
-                await self._engine.load_weights(manifest, update.policy_version)
-                self._canary_gap = await self._measure_gap(update.canary)
-            error = self._judge(update)
+            error = "" if self._readiness.serves(update) else await self._load(update)
         except (WeightError, BlobError) as refused:
             error = str(refused)
-        self._tell_status()
         await self._publish(
-            PolicyLoaded(
+            m.PolicyLoaded(
                 worker=self._worker,
                 incarnation=self._incarnation,
                 policy_version=update.policy_version,
                 load_s=time.monotonic() - started,
-                canary_gap=self._canary_gap,
+                canary_gap=self._readiness.canary_gap,
                 error=error,
             )
         )
 
-    async def on_phase(self, phase: Phase) -> None:
+    async def on_phase(self, phase: m.Phase) -> None:
         """Give memory back for the phases of others, where devices are shared, and take it again for one's own."""
-        if phase.phase in OWN_PHASES and phase.granted:
-            await self._engine.restore_memory()
-            self._released = False
-            self._tell_status()
-        elif phase.phase not in OWN_PHASES and self._colocated:
-            self._released = True
-            self._tell_status()
+        if phase.phase in OWN_PHASES:
+            if phase.granted:
+                await self._engine.restore_memory()
+                self._readiness.restore()
+        elif self._colocated:
+            self._readiness.release()
             report = await self._engine.release_memory()
             await self._publish(
-                LeaseReport(
+                m.LeaseReport(
                     service="rollout",
                     worker=self._worker,
                     incarnation=self._incarnation,
@@ -169,23 +135,16 @@ class RolloutWorker:
                 )
             )
 
-    async def _measure_gap(self, canary: Canary) -> float:
-        logprobs = await self._engine.score(canary.tokens)
-        return max((abs(a - b) for a, b in zip(logprobs, canary.logprobs, strict=True)), default=0.0)
+    async def _load(self, update: m.PolicyUpdate) -> str:
+        """Overwrite the engine's policy; returns why the new one is not served, or nothing."""
+        manifest = WeightManifest.decode(await self._blobs.get(update.manifest))
+        await self._engine.load_weights(manifest, update.policy_version)
+        logprobs = await self._engine.score(update.canary.tokens)
+        gaps = [abs(a - b) for a, b in zip(logprobs, update.canary.logprobs, strict=True)]
+        return self._readiness.judge(update, max(gaps, default=0.0))
 
-    def _judge(self, update: PolicyUpdate) -> str:
-        """Serve the loaded policy if its canary agreed; else say why not."""
-        if self._canary_gap <= self._canary_tolerance:
-            self._served = update
-            return ""
-        self._served = None
-        return (
-            f"policy {update.policy_version} is not served: a log-probability of the canary differs from the trainer's "
-            f"by {self._canary_gap:.2e}, rollout.canary_tolerance is {self._canary_tolerance:.2e}"
-        )
-
-    def _failed(self, group: PromptGroup, kind: str, text: str, *, retryable: bool) -> GroupFailed:
-        return GroupFailed(
+    def _failed(self, group: m.PromptGroup, kind: str, text: str, *, retryable: bool) -> m.GroupFailed:
+        return m.GroupFailed(
             group_id=group.group_id,
             attempt=group.attempt,
             purpose=group.purpose,
@@ -195,26 +154,3 @@ class RolloutWorker:
             text=f"group {group.group_id}: {text}",
             retryable=retryable,
         )
-
-    def _count(self, change: int) -> None:
-        self._status.in_flight += change
-        self._tell_status()
-
-    def _tell_status(self) -> None:
-        """Open or close the gate, and tell the heartbeat."""
-        status, waiting_for = self._status, self._waiting_for()
-        status.policy_version = self._served.policy_version if self._served else -1
-        status.waiting_for = waiting_for
-        if waiting_for:
-            self._open.clear()
-        else:
-            self._open.set()
-        status.state = WorkerState.PAUSED if waiting_for else WorkerState.BUSY if status.in_flight else WorkerState.READY
-
-    def _waiting_for(self) -> str:
-        """What keeps this worker from taking groups, in words; empty when nothing does."""
-        if self._newest is None:
-            return "the trainer's first policy"
-        if self._served is None or self._served.policy_version != self._newest.policy_version:
-            return f"policy {self._newest.policy_version} to be loaded"
-        return "its phase" if self._released else ""
