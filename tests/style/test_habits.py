@@ -41,7 +41,9 @@ def is_true(call: ast.Call, keyword: str) -> bool:
 
 
 def test_nothing_is_unpickled() -> None:
-    assert [s.where(n) for s in sources(ALL) for n, module in imported(s) if module.split(".")[0] in UNSAFE_MODULES] == []
+    assert [
+        s.where(n) for s in sources(ALL) for n, module in imported(s) if module.split(".")[0] in UNSAFE_MODULES
+    ] == []
 
 
 def test_no_text_is_evaluated_and_no_shell_started() -> None:

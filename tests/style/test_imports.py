@@ -6,7 +6,19 @@ from pathlib import Path
 import pytest
 from sources import ROOT
 
-HEAVY = ("torch", "vllm", "megatron", "transformers", "nats", "hydra", "omegaconf", "pyarrow", "numpy", "rich", "jinja2")
+HEAVY = (
+    "torch",
+    "vllm",
+    "megatron",
+    "transformers",
+    "nats",
+    "hydra",
+    "omegaconf",
+    "pyarrow",
+    "numpy",
+    "rich",
+    "jinja2",
+)
 DEADLINE_S = 60
 PRINT_HEAVY = """
 import importlib, sys
@@ -43,4 +55,6 @@ def test_every_part_is_checked_by_the_import_rules() -> None:
 def test_every_project_has_a_lock() -> None:
     projects = [path.parent for path in ROOT.glob("services/*/pyproject.toml")]
     assert len(projects) == 4
-    assert [str(Path(p).name) for p in [*projects, ROOT, ROOT / "tests/reference"] if not (p / "uv.lock").is_file()] == []
+    assert [
+        str(Path(p).name) for p in [*projects, ROOT, ROOT / "tests/reference"] if not (p / "uv.lock").is_file()
+    ] == []

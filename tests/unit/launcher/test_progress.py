@@ -81,7 +81,9 @@ def test_the_guard_ends_what_was_not_reported_ended() -> None:
 def test_the_last_words_of_a_log(tmp_path: Path) -> None:
     log = tmp_path / "trainer.log"
     assert last_words(log) == f"It wrote nothing to its log, {log}"
-    log.write_text("Traceback (most recent call last):\nold\nloading\nTraceback (most recent call last):\n  x\nOops: 3\n")
+    log.write_text(
+        "Traceback (most recent call last):\nold\nloading\nTraceback (most recent call last):\n  x\nOops: 3\n"
+    )
     assert last_words(log) == f"The end of its log, {log}:\n  Traceback (most recent call last):\n    x\n  Oops: 3"
     log.write_text("starting\nerror: model.path=x is not a directory\nnats: closed\n")
     assert refusal(log) == "model.path=x is not a directory"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from launcher_fakes import alive, launch, noted_pids, read_until, shared_memory
 
+
 def ready(*workers: str) -> Sequence[str]:
     return [f"{worker} is ready" for worker in workers]
 
