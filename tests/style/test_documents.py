@@ -4,11 +4,11 @@ import re
 from pathlib import Path
 
 import pytest
-from sources import ROOT
 from typer.main import get_command
 
 from beamline.coordinator.cli import app
 from beamline.runtime.recipe import load_recipe
+from sources import ROOT
 
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])

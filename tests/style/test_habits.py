@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
+
 from sources import ALL, Source, dotted, num_lines, sources
 
 UNSAFE_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}

@@ -1,9 +1,9 @@
 from pathlib import Path
 
 import pytest
-from launcher_fakes import trial_config
 
 from beamline.protocol.config import RunConfig
+from launcher_fakes import trial_config
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from asyncio.subprocess import PIPE
 from pathlib import Path
 
 import pytest
-from launcher_fakes import launch, read_until
 
 from beamline.coordinator import cli
+from launcher_fakes import launch, read_until
 
 DEADLINE_S = 60
 

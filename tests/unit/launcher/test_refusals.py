@@ -5,7 +5,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from launcher_fakes import LineDisplay, fake_command
 from msgspec.structs import replace
 
 from beamline.coordinator.launch import local, preflight, run_folder
@@ -13,6 +12,7 @@ from beamline.coordinator.launch.run import run
 from beamline.models import assets
 from beamline.protocol.config import EvalSet, RunConfig
 from beamline.protocol.errors import ConfigError
+from launcher_fakes import LineDisplay, fake_command
 
 
 @pytest.fixture

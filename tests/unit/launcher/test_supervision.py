@@ -5,11 +5,11 @@ import json
 from pathlib import Path
 
 import pytest
-from launcher_fakes import LineDisplay, alive, fake_command, noted_pids, shared_memory
 
 from beamline.coordinator.launch.run import run
 from beamline.coordinator.launch.supervisor import RestartPolicy, RunFailed, Supervisor
 from beamline.protocol.config import RunConfig
+from launcher_fakes import LineDisplay, alive, fake_command, noted_pids, shared_memory
 
 DEADLINE_S = 60
 
