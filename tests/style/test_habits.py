@@ -1,4 +1,4 @@
-"""What is not done here: unpickling, evaluating text, shells, reading the environment, sleeping until something happens."""
+"""What is not done here: unpickling, evaluating text, shells, reading the environment, sleeping until it happens."""
 
 import ast
 import re

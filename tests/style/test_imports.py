@@ -1,7 +1,6 @@
 """Heavy packages are imported when they are needed: asking for help, or refusing a setting, is quick."""
 
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -56,6 +55,4 @@ def test_every_part_is_checked_by_the_import_rules() -> None:
 def test_every_project_has_a_lock() -> None:
     projects = [path.parent for path in ROOT.glob("services/*/pyproject.toml")]
     assert len(projects) == 4
-    assert [
-        str(Path(p).name) for p in [*projects, ROOT, ROOT / "tests/reference"] if not (p / "uv.lock").is_file()
-    ] == []
+    assert [str(p.name) for p in [*projects, ROOT, ROOT / "tests/reference"] if not (p / "uv.lock").is_file()] == []

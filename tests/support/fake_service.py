@@ -2,9 +2,10 @@
 
     python fake_service.py SERVICE,BEHAVIOUR[,WORKER...] --run-dir DIR --worker NAME
 
-BEHAVIOUR: `serve` waits to be stopped; `finish` is a coordinator that waits for the named workers to be ready, takes one
-step and ends; `follow` is a coordinator that ends when it is asked to, `idle` one that does not answer; `refuse` and `crash` end by an error; `once` is
-killed at its first start; `child` starts a process of its own, notes its pid, and serves; `deaf` does not drain.
+BEHAVIOUR, of any service: `serve` waits to be stopped; `refuse` and `crash` end by an error; `once` is killed at its
+first start; `child` starts a process of its own, notes its pid, and serves; `deaf` does not drain. Of a coordinator:
+`finish` waits for the named workers to be ready, takes one step and ends; `follow` ends when it is asked to; `idle` does
+not answer.
 """
 
 import asyncio

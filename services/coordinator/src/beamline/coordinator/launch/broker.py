@@ -79,5 +79,5 @@ def choose_broker(
     """The user's broker if the recipe names one, else one of the run's own."""
     if bus.url:
         return UserBroker(bus.url, run_dir)
-    server = NatsServer(run_dir, subjects, blobs=bus.blob_store == "jetstream")
+    server = NatsServer(run_dir, subjects, port=bus.port, blobs=bus.blob_store == "jetstream")
     return OwnBroker(server, guard, policy, notify)

@@ -1,13 +1,14 @@
 """What is looked at before anything starts. A refusal is a ConfigError that names the thing, the value and the mend."""
 
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
 from beamline.models import tiny
 from beamline.models.chat import ChatTokenizer
 from beamline.models.datasets import read_rows
-from beamline.protocol.config import DataSection, RunConfig
+from beamline.protocol.config import BusSection, DataSection, RunConfig
 from beamline.protocol.errors import ConfigError
 
 ASSET = "asset:"
@@ -20,6 +21,20 @@ def check(config: RunConfig) -> None:
     """Raises ConfigError for a model or data that a run with this configuration could not use."""
     check_model(config)
     check_data(config.data)
+    check_port(config.bus)
+
+
+def check_port(bus: BusSection) -> None:
+    """The port of the run's own broker is free."""
+    if bus.url or not bus.port:
+        return
+    try:
+        with socket.create_server(("127.0.0.1", bus.port)):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"bus.port={bus.port} cannot be had: {error.strerror}; end what uses it, or leave bus.port out"
+        ) from None
 
 
 def check_model(config: RunConfig) -> None:
