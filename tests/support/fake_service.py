@@ -4,8 +4,8 @@
 
 BEHAVIOUR, of any service: `serve` waits to be stopped; `refuse` and `crash` end by an error; `once` is killed at its
 first start; `child` starts a process of its own, notes its pid, and serves; `deaf` does not drain. Of a coordinator:
-`finish` waits for the named workers to be ready, takes one step and ends; `follow` ends when it is asked to; `idle` does
-not answer.
+`finish` waits for the named workers to be ready, takes one step and ends; `follow` ends when it is asked to; `idle`
+does not answer.
 """
 
 import asyncio

@@ -49,5 +49,5 @@ def bootstrap_interval(means_P: Sequence[float], *, seed: int, level: float = 0.
     values_P = np.asarray(means_P, dtype=np.float64)
     generator = np.random.default_rng(seed)
     draws_RP = generator.integers(0, len(values_P), size=(NUM_RESAMPLES, len(values_P)))
-    bounds: list[float] = np.quantile(values_P[draws_RP].mean(axis=1), [(1 - level) / 2, (1 + level) / 2]).tolist()
-    return bounds[0], bounds[1]
+    means_R = values_P[draws_RP].mean(axis=1)
+    return float(np.quantile(means_R, (1 - level) / 2)), float(np.quantile(means_R, (1 + level) / 2))
