@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from beamline.models import tiny
 from safetensors.torch import load_file
+
+from beamline.models import tiny
 
 HERE = Path(__file__).parent
 SEED = 7
@@ -27,7 +28,14 @@ def run_ranks(model: str, layouts: tuple[str, ...], world_size: int, directory: 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    common = [sys.executable, str(HERE / "trainer_rank.py"), "--model", str(directory / "model"), "--into", str(directory)]
+    common = [
+        sys.executable,
+        str(HERE / "trainer_rank.py"),
+        "--model",
+        str(directory / "model"),
+        "--into",
+        str(directory),
+    ]
     common += ["--reference", str(HERE / "references" / f"{model}.safetensors"), "--layouts", ",".join(layouts)]
     common += ["--world-size", str(world_size), "--port", str(port), "--rank"]
     processes = [subprocess.Popen([*common, str(rank)]) for rank in range(world_size)]

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
+
 from beamline.algorithms.losses import Clip
 from beamline.trainer.batch import MicroBatch, Trajectory
 from beamline.trainer.megatron import distributed, gradients
@@ -18,7 +20,6 @@ from beamline.trainer.megatron.build import build_model
 from beamline.trainer.megatron.distributed import Layout, Ranks
 from beamline.trainer.megatron.optimizer import AdamWSettings
 from beamline.trainer.megatron.policy import MegatronPolicy
-from safetensors.torch import load_file, save_file
 
 LAYOUTS = {
     "one": Layout(),
@@ -33,15 +34,17 @@ def pack(tokens_ST: torch.Tensor) -> list[MicroBatch]:
     """One micro-batch a sequence, all tokens but the first loss tokens, advantage 1."""
     rest = tokens_ST.shape[1] - 1
     return [
-        MicroBatch.pack([
-            Trajectory(
-                tokens=row.numpy(),
-                num_prompt_tokens=1,
-                loss_mask=np.ones(rest, dtype=bool),
-                rollout_logprobs=np.zeros(rest, np.float32),
-                advantage=1.0,
-            )
-        ])
+        MicroBatch.pack(
+            [
+                Trajectory(
+                    tokens=row.numpy(),
+                    num_prompt_tokens=1,
+                    loss_mask=np.ones(rest, dtype=bool),
+                    rollout_logprobs=np.zeros(rest, np.float32),
+                    advantage=1.0,
+                )
+            ]
+        )
         for row in tokens_ST
     ]
 

@@ -1,6 +1,7 @@
 """Trajectories and batches for the trainer's tests."""
 
 import numpy as np
+
 from beamline.trainer.batch import Batch, MiniBatch, Trajectory
 
 

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
+
 from beamline.models import tiny
 from beamline.protocol.errors import WeightError
 from beamline.trainer import checkpoint
 from beamline.trainer.checkpoint import TrainerState
 from beamline.trainer.fake_policy import FakePolicy
 from beamline.trainer.weights_out import write_safetensors
-from safetensors.torch import load_file
 
 
 @pytest.fixture
@@ -82,7 +83,13 @@ def test_export_is_a_command_that_copies_the_policy(root: Path, tmp_path: Path):
     done = export(root / "latest", tmp_path / "hf")
     assert done.returncode == 0, done.stderr
     names = {path.name for path in (tmp_path / "hf").iterdir()}
-    assert {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"} <= names
+    assert {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "chat_template.jinja",
+    } <= names
     again = export(root, tmp_path / "hf")
     assert again.returncode == 2
     assert again.stderr.startswith("error:")

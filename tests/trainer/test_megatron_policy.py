@@ -5,9 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
+
 from beamline.algorithms.losses import Clip
 from beamline.models import tiny
-from beamline.protocol.errors import ConfigError, WeightError
+from beamline.protocol.errors import WeightError
 from beamline.trainer import checkpoint
 from beamline.trainer.batch import MicroBatch
 from beamline.trainer.megatron import distributed
@@ -17,7 +19,6 @@ from beamline.trainer.megatron.optimizer import AdamWSettings
 from beamline.trainer.megatron.policy import MegatronPolicy
 from beamline.trainer.policy import NotFinite
 from beamline.trainer.train_step import StepConfig, train_step
-from safetensors.torch import load_file
 from trainer_batches import batch
 
 VOCAB = tiny.TINY_BEAM.vocab_size
@@ -159,11 +160,3 @@ def test_every_loss_token_has_the_entropy_of_its_distribution(model_dir: Path):
     found = policy.forward_backward(step.mini_batches[0].micro_batches(10_000), None, Clip(), 1)
     mean = found.entropy_sum / step.mini_batches[0].num_loss_tokens
     assert 0 < mean < np.log(VOCAB)
-
-
-@pytest.mark.parametrize("missing", ["config.json", "tokenizer.json"])
-def test_a_model_directory_without_its_files_is_a_plain_message(model_dir: Path, tmp_path: Path, missing: str):
-    for name in {"config.json", "tokenizer.json"} - {missing}:
-        (tmp_path / name).write_bytes((model_dir / name).read_bytes())
-    with pytest.raises(ConfigError, match=rf"model.path=.* has no {missing}: point it at"):
-        build_model(tmp_path, Layout())

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-import pytest
 import pytest_asyncio
 import torch
+from safetensors.torch import load_file
+
 from beamline.models import tiny
 from beamline.protocol import messages as m
 from beamline.protocol.blobs import Trajectories, VersionSpan, cumulative, encode_blob, pack_float32, pack_int32
@@ -21,7 +22,6 @@ from beamline.runtime.run_files import write_config
 from beamline.runtime.shm_blobs import ShmBlobStore, shm_root, sweep
 from beamline.weights.manifest import WeightManifest
 from beamline.weights.shm import ShmReader
-from safetensors.torch import load_file
 
 SUBJECTS = Subjects(prefix="beamline", run="trainer-test")
 START_S, STEP_S = 180, 60

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+
 from beamline.algorithms.losses import Clip
 from beamline.trainer.batch import Batch, MicroBatch, MiniBatch, Trajectory
 from beamline.trainer.fake_policy import FakePolicy
@@ -44,8 +45,8 @@ def test_the_gradient_is_the_mean_over_the_loss_tokens_of_the_mini_batch():
 
 def test_old_logprobs_are_those_of_the_step_s_start():
     """With one huge update between them, the second mini-batch's ratios move and the mismatch does not."""
-    gentle, gentle_stats = run(10_000, lr=1e-9)
-    rough, rough_stats = run(10_000, lr=50.0)
+    _, gentle_stats = run(10_000, lr=1e-9)
+    _, rough_stats = run(10_000, lr=50.0)
     assert gentle_stats["policy/ratio_mean"] == pytest.approx(1.0, abs=1e-6)
     assert gentle_stats["policy/clip_ratio"] == 0
     assert rough_stats["policy/clip_ratio"] > 0.03
@@ -73,9 +74,13 @@ def test_mismatch_is_the_trainer_minus_the_engine():
 def test_a_loss_that_is_not_a_number_stops_before_the_update():
     policy, step = FakePolicy(VOCAB), batch(3, VOCAB)
     bad = step.mini_batches[1].trajectories
-    poisoned = Trajectory(bad[0].tokens, bad[0].num_prompt_tokens, bad[0].loss_mask, bad[0].rollout_logprobs, float("nan"))
+    poisoned = Trajectory(
+        bad[0].tokens, bad[0].num_prompt_tokens, bad[0].loss_mask, bad[0].rollout_logprobs, float("nan")
+    )
     second = MiniBatch((poisoned, *bad[1:]), step.mini_batches[1].num_loss_tokens)
-    with pytest.raises(NotFinite, match=r"step 3, mini-batch 2 of 2: loss is nan.*not applied.*lower trainer.optimizer.lr"):
+    with pytest.raises(
+        NotFinite, match=r"step 3, mini-batch 2 of 2: loss is nan.*not applied.*lower trainer.optimizer.lr"
+    ):
         train_step(policy, Batch(3, (step.mini_batches[0], second)), StepConfig(Clip(), 10_000, 0.1))
     assert policy.num_updates == 1
     assert policy.table_VV.isfinite().all()

@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
 from beamline.algorithms.losses import Clip
 from beamline.models import tiny
 from beamline.protocol import messages as m
 from beamline.protocol.blobs import Trajectories, VersionSpan, cumulative, encode_blob, pack_float32, pack_int32
 from beamline.protocol.config import OptimizerSection
-from beamline.protocol.errors import BeamlineError, BlobError, Rejected
+from beamline.protocol.errors import BeamlineError, BlobError, ProtocolError
 from beamline.runtime.memory_blobs import MemoryBlobStore
 from beamline.runtime.service import WorkerStatus
 from beamline.trainer import checkpoint
@@ -141,9 +142,9 @@ async def test_trajectories_arrive_as_the_blob_has_them(bench: Bench):
 async def test_blobs_that_are_gone_and_places_that_are_not_there_are_named(bench: Bench):
     message = await bench.batch(1)
     beyond = m.MiniBatch(num_loss_tokens=5, ranks=[[m.Place(group=0, sample=9)]])
-    with pytest.raises(Rejected, match="group 0, sample 9 has no advantage"):
+    with pytest.raises(ProtocolError, match="group 0, sample 9 has no advantage"):
         await assemble(m.TrainBatch(step=1, groups=message.groups, mini_batches=[beyond]), bench.blobs)
-    with pytest.raises(Rejected, match="no share for rank 1"):
+    with pytest.raises(ProtocolError, match="no share for rank 1"):
         await assemble(message, bench.blobs, rank=1)
     await bench.blobs.release("g1")
     with pytest.raises(BlobError, match="g1"):

@@ -3,8 +3,9 @@
 import asyncio
 
 import numpy as np
+
 from beamline.protocol.blobs import Trajectories, decode_blob
-from beamline.protocol.errors import Rejected
+from beamline.protocol.errors import ProtocolError
 from beamline.protocol.messages import MiniBatch as MiniBatchPlan
 from beamline.protocol.messages import TrainBatch
 from beamline.runtime.blob_store import BlobStore
@@ -14,7 +15,7 @@ from beamline.trainer.batch import Batch, MiniBatch, Trajectory
 async def assemble(message: TrainBatch, blobs: BlobStore, rank: int = 0) -> Batch:
     """The batch of one data-parallel rank. Raises BlobError for blobs that are gone or damaged.
 
-    Raises Rejected for a mini-batch that asks for a trajectory or advantage that is not there.
+    Raises ProtocolError for a mini-batch that asks for a trajectory or advantage that is not there.
     """
     payloads = await asyncio.gather(*(blobs.get(group.trajectories) for group in message.groups))
     groups = [decode_blob(Trajectories, payload) for payload in payloads]
@@ -45,12 +46,12 @@ class _Columns:
 
 def _mini_batch(message: TrainBatch, plan: MiniBatchPlan, columns: list[_Columns], rank: int) -> MiniBatch:
     if not 0 <= rank < len(plan.ranks):
-        raise Rejected("layout", f"step {message.step}: a batch for {len(plan.ranks)} ranks has no share for rank {rank}")
+        raise ProtocolError(f"step {message.step}: a batch for {len(plan.ranks)} ranks has no share for rank {rank}")
     trajectories: list[Trajectory] = []
     for place in plan.ranks[rank]:
         advantages = message.groups[place.group].advantages if place.group < len(columns) else []
         advantage = advantages[place.sample] if place.sample < len(advantages) else None
         if advantage is None:
-            raise Rejected("place", f"step {message.step}: group {place.group}, sample {place.sample} has no advantage")
+            raise ProtocolError(f"step {message.step}: group {place.group}, sample {place.sample} has no advantage")
         trajectories.append(columns[place.group].trajectory(place.sample, advantage))
     return MiniBatch(tuple(trajectories), plan.num_loss_tokens)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
 from beamline.algorithms import packing
 
 
@@ -86,7 +87,9 @@ class MiniBatch:
 
     def __post_init__(self) -> None:
         if self.num_loss_tokens <= 0:
-            raise ValueError(f"a mini-batch of {len(self.trajectories)} trajectories has no loss tokens: nothing to train")
+            raise ValueError(
+                f"a mini-batch of {len(self.trajectories)} trajectories has no loss tokens: nothing to train"
+            )
 
     def micro_batches(self, max_tokens: int) -> list[MicroBatch]:
         """Few, evenly filled micro-batches of at most `max_tokens` tokens.

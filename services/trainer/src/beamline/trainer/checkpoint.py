@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import xxhash
+
 from beamline.protocol.errors import WeightError
 
 MANIFEST = "manifest.json"

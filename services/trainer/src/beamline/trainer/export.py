@@ -10,7 +10,9 @@ from beamline.trainer import checkpoint
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m beamline.trainer.export", description=__doc__)
-    parser.add_argument("checkpoint", type=Path, help="a checkpoint's folder, or the folder of all checkpoints for the newest")
+    parser.add_argument(
+        "checkpoint", type=Path, help="a checkpoint's folder, or the folder of all checkpoints for the newest"
+    )
     parser.add_argument("directory", type=Path, help="where to write the model; new or empty")
     arguments = parser.parse_args()
     try:

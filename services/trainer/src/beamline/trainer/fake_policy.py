@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
-from beamline.algorithms.losses import Clip, clipped_loss
 from safetensors.torch import load_file, save_file
 
+from beamline.algorithms.losses import Clip, clipped_loss
 from beamline.trainer.batch import MicroBatch
 from beamline.trainer.policy import ForwardBackward, NotFinite
 

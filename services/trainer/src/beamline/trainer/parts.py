@@ -1,10 +1,12 @@
 """The trainer's parts that need torch and Megatron, put together from the run's configuration."""
 
+import gc
 import json
 from concurrent.futures import Executor
 from pathlib import Path
 
 import torch
+
 from beamline.algorithms.losses import Clip
 from beamline.protocol.config import Placement, RunConfig
 from beamline.runtime.service import ServiceContext
@@ -31,14 +33,19 @@ def build_policy(config: RunConfig, num_threads: int) -> Policy:
     layout = Layout()
     distributed.start(Ranks(), layout)
     model = build_model(Path(config.model.path), layout, config.model.dtype)
-    return MegatronPolicy(model, settings, config.rollout.sampling.temperature)
+    policy = MegatronPolicy(model, settings, config.rollout.sampling.temperature)
+    gc.collect()
+    gc.freeze()  # half a million objects of imported modules, which no later collection has to look at
+    return policy
 
 
 def build_worker(context: ServiceContext, policy: Policy, thread: Executor, weights: Path) -> TrainerWorker:
     """The worker; `weights` is the folder in shared memory through which policies reach the engines."""
     config = context.config
     model_dir = Path(config.model.path)
-    checkpoints = Path(config.trainer.checkpoint_path) if config.trainer.checkpoint_path else context.run_dir / "checkpoints"
+    checkpoints = (
+        Path(config.trainer.checkpoint_path) if config.trainer.checkpoint_path else context.run_dir / "checkpoints"
+    )
     algorithm = config.algorithm
     settings = TrainerSettings(
         worker=context.worker,
@@ -53,4 +60,6 @@ def build_worker(context: ServiceContext, policy: Policy, thread: Executor, weig
         checkpoints=checkpoints,
         colocated=config.run.placement is Placement.COLOCATED,
     )
-    return TrainerWorker(settings, policy, thread, ShmExporter(weights), context.blobs, context.bus.publish, context.status)
+    return TrainerWorker(
+        settings, policy, thread, ShmExporter(weights), context.blobs, context.bus.publish, context.status
+    )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
+
 from beamline.algorithms.losses import Clip
 from beamline.protocol.errors import BeamlineError
 from beamline.trainer.batch import MicroBatch

@@ -3,9 +3,7 @@
 import math
 
 
-def learning_rate(
-    step: int, *, peak: float, warmup_steps: int, num_steps: int, decay: str, min_ratio: float
-) -> float:
+def learning_rate(step: int, *, peak: float, warmup_steps: int, num_steps: int, decay: str, min_ratio: float) -> float:
     """Of train step `step`, counted from 1: linear warm-up to `peak`, then constant, linear or cosine.
 
     The decay runs from the end of the warm-up to `num_steps`, where it reaches min_ratio * peak, and stays there.

@@ -12,6 +12,7 @@ from beamline.protocol.messages import Phase, PolicyUpdate
 from beamline.protocol.subjects import Subjects
 from beamline.runtime.service import ServiceContext
 from beamline.runtime.shm_blobs import shm_root
+from beamline.trainer.model_dir import check_model_dir
 
 
 async def main(context: ServiceContext) -> None:
@@ -23,6 +24,7 @@ async def main(context: ServiceContext) -> None:
     """
     config, bus = context.config, context.bus
     _check_layout(config.trainer.parallel)
+    check_model_dir(Path(config.model.path))
     context.status.waiting_for = "Megatron to start"
     with ThreadPoolExecutor(1, thread_name_prefix="policy") as thread:
         loop = asyncio.get_running_loop()
@@ -57,6 +59,6 @@ async def _check_fresh(context: ServiceContext) -> None:
     last = await context.bus.last(PolicyUpdate)
     if last is not None and last.policy_version > 0:
         raise BeamlineError(
-            f"run {context.config.run.name} is at policy {last.policy_version}, which died with the trainer that held it: "
+            f"run {context.config.run.name} is at policy {last.policy_version}, which died with its trainer: "
             f"start a run with a new run.name from a checkpoint, or from {Path(context.config.model.path)}"
         )

@@ -39,7 +39,7 @@ def train_step(policy: Policy, batch: Batch, config: StepConfig) -> StepStats:
         except NotFinite as error:
             raise NotFinite(
                 f"step {batch.step}, mini-batch {index + 1} of {len(plan)}: {error}. The update was not applied; "
-                f"lower trainer.optimizer.lr (now {config.lr:g}) or look at the batch's advantages and log-probabilities"
+                f"lower trainer.optimizer.lr (now {config.lr:g}) or look at the batch's advantages"
             ) from error
         stats.add_update(plan[index], old_logprobs or result.logprobs, result, grad_norm)
         stats.add_time("update", started)

@@ -13,6 +13,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 
+from beamline.algorithms.losses import Clip
 from beamline.protocol.config import OptimizerSection
 from beamline.protocol.errors import BeamlineError
 from beamline.protocol.messages import (
@@ -38,7 +39,6 @@ from beamline.trainer.train_step import StepConfig, train_step
 from beamline.trainer.weights_out import named_buffers
 from beamline.weights.manifest import WeightManifest
 from beamline.weights.shm import ShmExporter
-from beamline.algorithms.losses import Clip
 
 OTHERS_PHASES = (PhaseName.GENERATE, PhaseName.EVALUATE)
 """In which rollout holds devices that it shares."""
@@ -94,7 +94,7 @@ class TrainerWorker:
     async def handle(self, message: TrainBatch) -> PolicyUpdate:
         """Train a step. A batch that was trained already is answered by the newest update.
 
-        Raises BeamlineError for a batch that skips a step, Rejected and BlobError as `assemble` does, NotFinite as
+        Raises BeamlineError for a batch that skips a step, ProtocolError and BlobError as `assemble` does, NotFinite as
         `train_step` does.
         """
         assert self._update is not None, "publish_first comes before any batch"
@@ -168,9 +168,7 @@ class TrainerWorker:
         state = checkpoint.TrainerState(step=self._update.step, dtype=s.dtype)
         folder = checkpoint.save(s.checkpoints, s.model_dir, state, self._policy.save)
         size = checkpoint.num_bytes(folder)
-        return CheckpointSaved(
-            step=state.step, path=str(folder), num_bytes=size, save_s=time.perf_counter() - started
-        )
+        return CheckpointSaved(step=state.step, path=str(folder), num_bytes=size, save_s=time.perf_counter() - started)
 
     async def _run[T, **P](self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: work(*args, **kwargs))

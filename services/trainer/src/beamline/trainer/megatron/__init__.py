@@ -1,5 +1,6 @@
-"""The Megatron side of the trainer. Importing anything of it first makes Megatron usable where there is no CUDA."""
+"""The Megatron side of the trainer. Importing any of it first makes Megatron usable without CUDA and its extensions."""
 
-from beamline.trainer.megatron import cpu
+from beamline.trainer.megatron import bridge_import, cpu
 
 cpu.adapt()
+bridge_import.prepare()

@@ -3,7 +3,7 @@
 from typing import Any
 
 from megatron.bridge.models.conversion.mapping_registry import MegatronMappingRegistry
-from megatron.bridge.models.conversion.model_bridge import MegatronModelBridge
+from megatron.bridge.models.conversion.model_bridge import MegatronModelBridge, create_bridge_decorator
 from megatron.bridge.models.conversion.param_mapping import (
     AutoMapping,
     ColumnParallelMapping,
@@ -16,9 +16,6 @@ from megatron.core.models.hybrid.hybrid_model import HybridModel
 from beamline.trainer.megatron.beam_provider import BeamModelProvider
 
 
-@MegatronModelBridge.register_bridge(
-    source="BeamForCausalLM", target=HybridModel, provider=BeamModelProvider, model_type="beam"
-)
 class BeamBridge(MegatronModelBridge):
     """Explicit mappings per layer (layer i is hybrid layers 2 i and 2 i + 1), a wildcard for experts alone."""
 
@@ -57,7 +54,8 @@ class BeamBridge(MegatronModelBridge):
             AutoMapping("output_layer.weight", "lm_head.weight"),
             ReplicatedMapping("decoder.final_norm.weight", "model.norm.weight"),
         ]
-        for layer, kind in enumerate(self.hf_config.mlp_layer_types):
+        config: Any = self.hf_config
+        for layer, kind in enumerate(config.mlp_layer_types):
             hf = f"model.layers.{layer}"
             mappings += _attention(f"decoder.layers.{2 * layer}", hf)
             mappings += _feed_forward(f"decoder.layers.{2 * layer + 1}", hf, sparse=kind == "sparse")
@@ -102,3 +100,8 @@ def _feed_forward(mcore: str, hf: str, sparse: bool) -> list[Any]:
         ),
         AutoMapping(f"{where}.linear_fc2.weight", f"{hf_where}.down_proj.weight"),
     ]
+
+
+create_bridge_decorator(source="BeamForCausalLM", target=HybridModel, provider=BeamModelProvider, model_type="beam")(
+    BeamBridge
+)

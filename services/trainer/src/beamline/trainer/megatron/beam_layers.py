@@ -64,7 +64,8 @@ class BeamMoELayer(MoELayer):
     """The experts' weighted sum times routed_scaling_factor, applied after combination."""
 
     def postprocess(self, output: Tensor, shared_expert_output: Tensor | None) -> Tensor:
-        return super().postprocess(output, shared_expert_output) * self.config.routed_scaling_factor
+        provider: Any = self.config
+        return super().postprocess(output, shared_expert_output) * provider.routed_scaling_factor
 
 
 class BeamSelfAttention(SelfAttention):
@@ -97,9 +98,9 @@ class BeamSelfAttention(SelfAttention):
         key_value_states: Tensor | None = None,
         output_gate: bool = False,
         split_qkv: bool = True,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    ) -> Any:
         """hidden_states [s, b, h] -> query, key, value and gate, each [s, b, heads, head_dim]."""
-        query, key, value = super().get_query_key_value_tensors(hidden_states, key_value_states)
+        query_key_value: Any = super().get_query_key_value_tensors(hidden_states, key_value_states)
         gate, _ = self.linear_gate(hidden_states)
         gate = gate.view(*gate.shape[:2], -1, self.hidden_size_per_attention_head)
-        return query, key, value, gate + self.gate_bias[:, None]
+        return *query_key_value, gate + self.gate_bias[:, None]

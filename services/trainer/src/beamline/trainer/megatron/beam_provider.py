@@ -1,5 +1,6 @@
 """Beam's Megatron configuration."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -56,4 +57,4 @@ class BeamModelProvider(HybridModelProvider):
         if num_stages > len(pairs):
             raise ValueError(f"pipeline size {num_stages} exceeds the model's {len(pairs)} layers: lower it")
         ends = [len(pairs) * stage // num_stages for stage in range(num_stages + 1)]
-        return "|".join("".join(pairs[a:b]) for a, b in zip(ends, ends[1:], strict=False))
+        return "|".join("".join(pairs[a:b]) for a, b in itertools.pairwise(ends))

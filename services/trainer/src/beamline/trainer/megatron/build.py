@@ -5,15 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from beamline.models import beam_config
-from beamline.protocol.errors import ConfigError
-from beamline.trainer.megatron.distributed import Layout
-from beamline.trainer.megatron.engine import AutoBridge
+from megatron.bridge.models.conversion.auto_bridge import AutoBridge
+from megatron.bridge.models.qwen import qwen3_moe_bridge  # noqa: F401  registers itself with AutoBridge
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer.moe.router import Router
 
+from beamline.models import beam_config
+from beamline.protocol.errors import ConfigError
 from beamline.trainer.megatron import beam_bridge  # noqa: F401  registers itself with AutoBridge
+from beamline.trainer.megatron.distributed import Layout
 from beamline.trainer.megatron.qwen3_moe_spec import qwen3_moe_block_spec
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -32,15 +33,12 @@ class Model:
 
 
 def build_model(path: Path, layout: Layout, dtype: str = "float32") -> Model:
-    """Build and load the model of `path`. `distributed.start` comes first.
+    """Build and load the model of `path`, which `check_model_dir` has seen. `distributed.start` comes first.
 
     Raises ConfigError naming what is missing or not supported.
     """
     if dtype not in DTYPES:
         raise ConfigError(f"model.dtype={dtype!r}: use one of {', '.join(DTYPES)}")
-    for name in ("config.json", "tokenizer.json"):
-        if not (path / name).is_file():
-            raise ConfigError(f"model.path={str(path)!r} has no {name}: point it at a Hugging Face model directory")
     beam_config.register()
     bridge = AutoBridge.from_hf_pretrained(path)
     provider = bridge.to_megatron_provider(load_weights=False)
@@ -110,4 +108,6 @@ def _fill_with_nan(module: Any) -> None:
 def _check_all_loaded(module: Any, path: Path) -> None:
     missing = [name for name, parameter in module.named_parameters() if parameter.isnan().any()]
     if missing:
-        raise ConfigError(f"{path} has no finite weights for {', '.join(missing[:5])} ({len(missing)} parameters in all)")
+        raise ConfigError(
+            f"{path} has no finite weights for {', '.join(missing[:5])} ({len(missing)} parameters in all)"
+        )

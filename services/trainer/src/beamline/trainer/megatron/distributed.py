@@ -7,6 +7,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
+from torch._C._distributed_c10d import HashStore, TCPStore
 
 RENDEZVOUS_DEADLINE = timedelta(seconds=120)
 
@@ -56,9 +57,9 @@ def start(ranks: Ranks, layout: Layout) -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # gloo would listen on the host's own address
     if not dist.is_initialized():
         store = (
-            dist.HashStore()
+            HashStore()
             if ranks.world_size == 1
-            else dist.TCPStore("127.0.0.1", ranks.master_port, ranks.world_size, ranks.rank == 0, RENDEZVOUS_DEADLINE)
+            else TCPStore("127.0.0.1", ranks.master_port, ranks.world_size, ranks.rank == 0, RENDEZVOUS_DEADLINE)
         )
         dist.init_process_group(
             backend, store=store, rank=ranks.rank, world_size=ranks.world_size, timeout=RENDEZVOUS_DEADLINE

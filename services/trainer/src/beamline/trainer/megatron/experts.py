@@ -18,13 +18,16 @@ def swiglu(gate_up: Tensor) -> Tensor:
     return (F.silu(gate) * up).to(gate_up.dtype)
 
 
+def _linears(mlp: Any) -> tuple[Any, Any]:
+    return mlp.linear_fc1, mlp.linear_fc2
+
+
 class SwigluMLP(MLP):
     """A dense layer."""
 
     def forward(self, hidden_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
-        gate_up, _bias = self.linear_fc1(hidden_states)
-        output, _bias = self.linear_fc2(swiglu(gate_up))
-        return output, None
+        fc1, fc2 = _linears(self)
+        return fc2(swiglu(fc1(hidden_states)[0]))[0], None
 
 
 class SwigluExperts(SequentialMLP):
@@ -36,7 +39,7 @@ class SwigluExperts(SequentialMLP):
     def forward(self, rows: Tensor, tokens_per_expert: Tensor, weights: Tensor) -> tuple[Tensor, None]:
         """rows [N, hidden] sorted by expert, weights [N] -> weighted outputs [N, hidden]."""
         counts = tokens_per_expert.tolist()
-        linears = [(expert.linear_fc1, expert.linear_fc2) for expert in self.local_experts]
+        linears = [_linears(expert) for expert in self.local_experts]
         gate_up = [fc1(part)[0] for (fc1, _), part in zip(linears, rows.split(counts), strict=True)]
         activated = swiglu(torch.cat(gate_up)).split(counts)
         outputs = [fc2(part)[0] for (_, fc2), part in zip(linears, activated, strict=True)]

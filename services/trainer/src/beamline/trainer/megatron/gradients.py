@@ -33,7 +33,9 @@ def norm(parameters: Named, groups: ProcessGroupCollection) -> float:
     """L2 norm of the whole model's gradient, each parameter counted once."""
     first_of_tp = groups.tp.rank() == 0
     dense = [
-        p for name, p in parameters if not is_expert(name) and (first_of_tp or getattr(p, "tensor_model_parallel", False))
+        p
+        for name, p in parameters
+        if not is_expert(name) and (first_of_tp or getattr(p, "tensor_model_parallel", False))
     ]
     dense_squares = _sum_of_squares(dense)
     expert_squares = _sum_of_squares([p for name, p in parameters if is_expert(name)])
@@ -48,17 +50,15 @@ def _sum_of_squares(parameters: list[Tensor]) -> Tensor:
     grads = [p.grad for p in parameters if p.grad is not None]
     if not grads:
         return torch.zeros((), dtype=torch.float64)
-    return torch.stack(torch._foreach_norm(grads)).double().square().sum()
+    return torch.stack([grad.norm() for grad in grads]).double().square().sum()
 
 
 def _all_reduce(parameters: list[Tensor], group: Any) -> None:
     """Sum gradients over a group in one call; a parameter that got none takes part with zeros."""
     if group.size() == 1 or not parameters:
         return
-    for p in parameters:
-        if p.grad is None:
-            p.grad = torch.zeros_like(p)
-    flat = torch.cat([p.grad.reshape(-1) for p in parameters])
+    grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+    flat = torch.cat([grad.reshape(-1) for grad in grads])
     dist.all_reduce(flat, group=group)
-    for p, part in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
-        p.grad.copy_(part.view_as(p))
+    for p, part in zip(parameters, flat.split([grad.numel() for grad in grads]), strict=True):
+        p.grad = part.view_as(p)

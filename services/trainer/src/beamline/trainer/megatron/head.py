@@ -52,9 +52,7 @@ class Head:
 
 class _Logprobs(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, hidden_LX: Tensor, weight_VX: Tensor, targets_L: Tensor, head: Head
-    ) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, hidden_LX: Tensor, weight_VX: Tensor, targets_L: Tensor, head: Head) -> tuple[Tensor, Tensor]:
         logprobs, entropies, normalisers = [], [], []
         for hidden, targets in zip(hidden_LX.split(CHUNK_ROWS), targets_L.split(CHUNK_ROWS), strict=True):
             scores, _ = head.scores(hidden, weight_VX)

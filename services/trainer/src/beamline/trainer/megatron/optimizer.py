@@ -58,7 +58,10 @@ class NamedAdamW:
             self.clear()
             raise NotFinite(f"gradient norm is {norm}")
         if norm > self._settings.max_grad_norm:
-            torch._foreach_mul_([p.grad for _, p in named if p.grad is not None], self._settings.max_grad_norm / norm)
+            scale = self._settings.max_grad_norm / norm
+            for _, main in named:
+                if main.grad is not None:
+                    main.grad.mul_(scale)
         for group in self._adamw.param_groups:
             group["lr"] = lr
         self._adamw.step()
@@ -117,6 +120,7 @@ def _tensor(state: State, name: str, shape: torch.Size) -> Tensor:
     if found is None or found.shape != shape:
         what = "missing" if found is None else f"of shape {tuple(found.shape)}"
         raise WeightError(
-            f"optimizer state {name} is {what}, expected shape {tuple(shape)}: the checkpoint is of another model or layout"
+            f"optimizer state {name} is {what}, expected shape {tuple(shape)}: "
+            "the checkpoint is of another model or layout"
         )
     return found

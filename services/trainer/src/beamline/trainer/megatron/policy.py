@@ -12,15 +12,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from beamline.algorithms.losses import Clip, clipped_loss
-from beamline.trainer.batch import MicroBatch
-from beamline.trainer.megatron.build import Model
-from beamline.trainer.megatron.head import Head, logprobs_and_entropy
-from beamline.trainer.megatron.optimizer import AdamWSettings, NamedAdamW
-from beamline.trainer.megatron.packed import PackedSequences
-from beamline.protocol.errors import WeightError
-from beamline.trainer.policy import ForwardBackward, NotFinite
-from beamline.trainer.weights_out import write_safetensors
 from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
 from megatron.core.tensor_parallel.mappings import (
     copy_to_tensor_model_parallel_region,
@@ -28,6 +19,16 @@ from megatron.core.tensor_parallel.mappings import (
 )
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+from beamline.algorithms.losses import Clip, clipped_loss
+from beamline.protocol.errors import WeightError
+from beamline.trainer.batch import MicroBatch
+from beamline.trainer.megatron.build import Model
+from beamline.trainer.megatron.head import Head, logprobs_and_entropy
+from beamline.trainer.megatron.optimizer import AdamWSettings, NamedAdamW
+from beamline.trainer.megatron.packed import PackedSequences
+from beamline.trainer.policy import ForwardBackward, NotFinite
+from beamline.trainer.weights_out import write_safetensors
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,9 @@ class MegatronPolicy:
                 pass
         folder = directory / "optimizer"
         folder.mkdir(exist_ok=True)
-        save_file({name: tensor.contiguous() for name, tensor in self._optimizer.state().items()}, folder / _rank_file(rank))
+        save_file(
+            {name: tensor.contiguous() for name, tensor in self._optimizer.state().items()}, folder / _rank_file(rank)
+        )
 
     def load(self, directory: Path) -> None:
         state = directory / "optimizer" / _rank_file(dist.get_rank())

@@ -40,15 +40,16 @@ def qwen3_moe_block_spec(config: Any, vp_stage: int | None = None) -> Transforme
             k_layernorm=RMSNorm,
         ),
     )
+    residual_add: Any = get_bias_dropout_add
     layer = ModuleSpec(
         module=TransformerLayer,
         submodules=TransformerLayerSubmodules(
             input_layernorm=RMSNorm,
             self_attention=attention,
-            self_attn_bda=get_bias_dropout_add,
+            self_attn_bda=residual_add,
             pre_mlp_layernorm=RMSNorm,
             mlp=partial(MoELayer, submodules=MoESubmodules(experts=partial(SwigluExperts, submodules=feed_forward))),
-            mlp_bda=get_bias_dropout_add,
+            mlp_bda=residual_add,
         ),
     )
     num_layers = get_num_layers_to_build(config, vp_stage=vp_stage)

@@ -1,8 +1,9 @@
-"""The one door through which megatron.bridge is imported: quickly, and without Transformer Engine.
+"""megatron.bridge made importable: quickly, and without Transformer Engine.
 
 `import megatron.bridge` runs some forty model families' modules, and one of its files imports Transformer
-Engine unguarded. Here its packages are entered without their `__init__`, and that file gets a stand-in
-where Transformer Engine is not installed.
+Engine unguarded. `prepare()` enters its packages without their `__init__`, and gives that file a stand-in where
+Transformer Engine is not installed. It has to run before any import of megatron.bridge, which is why the package's
+`__init__` calls it.
 """
 
 import importlib.util
@@ -16,13 +17,24 @@ from beamline.trainer.megatron import cpu
 _PACKAGES = ("megatron.bridge", "megatron.bridge.models", "megatron.bridge.peft", "megatron.bridge.models.qwen")
 
 
+def prepare() -> None:
+    """Idempotent. Raises ModuleNotFoundError where Megatron-Bridge is not installed."""
+    with cpu.quietly():
+        for package in _PACKAGES:
+            _enter_without_init(package)
+        _import_lora_layers()
+    # Megatron warns of what our settings choose on purpose, such as fusions that are off, and of its own deprecations.
+    logging.getLogger("megatron").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="megatron")
+
+
 def _enter_without_init(name: str) -> None:
     """Put package `name` into sys.modules without running its `__init__`."""
     if name in sys.modules:
         return
     spec = importlib.util.find_spec(name)
     if spec is None or spec.submodule_search_locations is None:
-        raise ModuleNotFoundError(f"package {name} is not installed for {sys.executable}: sync the trainer's environment")
+        raise ModuleNotFoundError(f"{sys.executable} has no package {name}: sync the trainer's environment")
     package = types.ModuleType(name)
     package.__spec__, package.__package__ = spec, name
     package.__path__ = list(spec.submodule_search_locations)
@@ -37,7 +49,7 @@ def _import_lora_layers() -> None:
     The stand-in lives for this one import alone: Megatron probes for Transformer Engine elsewhere and must
     not find it.
     """
-    import megatron.bridge.peft.utils  # noqa: F401  probes for Transformer Engine: before the stand-in
+    import megatron.bridge.peft.utils
 
     if importlib.util.find_spec("transformer_engine") is not None:
         return
@@ -48,17 +60,3 @@ def _import_lora_layers() -> None:
         import megatron.bridge.peft.lora_layers  # noqa: F401
     finally:
         del sys.modules["transformer_engine"], sys.modules["transformer_engine.pytorch"]
-
-
-with cpu.quietly():
-    for _package in _PACKAGES:
-        _enter_without_init(_package)
-    _import_lora_layers()
-    from megatron.bridge.models.conversion.auto_bridge import AutoBridge
-    from megatron.bridge.models.qwen import qwen3_moe_bridge as _qwen3_moe  # noqa: F401  registers itself
-
-# Megatron warns of what our settings choose on purpose, such as fusions that are off, and of its own deprecations.
-warnings.filterwarnings("ignore", module="megatron")
-logging.getLogger("megatron").setLevel(logging.ERROR)
-
-__all__ = ["AutoBridge"]
