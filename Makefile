@@ -33,7 +33,7 @@ test: setup $(REFERENCE_ENV) $(DEV_ENV)
 	@.venv/bin/python tools/run_tests.py
 
 bench: setup $(REFERENCE_ENV)
-	@bin/python coordinator benchmarks/bench.py
+	@bin/python coordinator -m benchmarks.bench
 
 lint: setup $(DEV_ENV)
 	@tools/lint.sh

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from math import comb
+from typing import cast
 
 import numpy as np
 
@@ -50,4 +51,5 @@ def bootstrap_interval(means_P: Sequence[float], *, seed: int, level: float = 0.
     generator = np.random.default_rng(seed)
     draws_RP = generator.integers(0, len(values_P), size=(NUM_RESAMPLES, len(values_P)))
     means_R = values_P[draws_RP].mean(axis=1)
-    return float(np.quantile(means_R, (1 - level) / 2)), float(np.quantile(means_R, (1 + level) / 2))
+    low, high = cast("list[float]", np.quantile(means_R, [(1 - level) / 2, (1 + level) / 2]).tolist())
+    return low, high
