@@ -9,6 +9,7 @@ import pytest
 from beamline.coordinator.launch.run import run
 from beamline.coordinator.launch.supervisor import RestartPolicy, RunFailed, Supervisor
 from beamline.protocol.config import RunConfig
+from beamline.protocol.errors import ConfigError
 from launcher_fakes import LineDisplay, alive, fake_command, noted_pids, shared_memory
 
 DEADLINE_S = 60
@@ -48,7 +49,7 @@ async def test_the_services_read_a_resolved_configuration(config: RunConfig) -> 
 
 
 async def test_a_setting_that_a_service_refuses_stops_the_run_with_its_line(config: RunConfig) -> None:
-    with pytest.raises(RunFailed, match=r"^trainer.optimizer.lr=-1: must be above 0$"):
+    with pytest.raises(ConfigError, match=r"^trainer.optimizer.lr=-1: must be above 0$"):
         await run_with(config, LineDisplay(), trainer="refuse")
     assert_nothing_left(Path(config.run.dir) / "trial")
 

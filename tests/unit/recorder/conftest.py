@@ -1,8 +1,7 @@
 """A made-up run of 20 steps, recorded as a coordinator would, for tests and for looking at the report."""
 
 import random
-import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,6 @@ VERSIONS = {
     "rollout": {"python": "3.12.1", "torch": "2.11.0", "vllm": "0.32.0"},
     "trainer": {"python": "3.12.1", "megatron-core": "0.19.0", "torch": "2.10.0"},
 }
-METRICS_PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
 
 
 def make_config(run_dir: Path) -> RunConfig:
@@ -136,11 +134,3 @@ def finished_run(run_dir: Path, recorder: Recorder) -> Path:
     record_run(recorder)
     recorder.finish("finished", LEDGER, checkpoint=str(run_dir / "checkpoints" / "global_step_20"))
     return run_dir
-
-
-@pytest.fixture
-def is_documented() -> Callable[[str], bool]:
-    """Whether docs/metrics.md describes a metric; `<name>` in a row stands for anything, `<k>` for a number."""
-    rows = re.findall(r"^\| `([^`]+)` \|", METRICS_PAGE.read_text(), flags=re.MULTILINE)
-    patterns = [re.escape(row).replace("<name>", ".+").replace("<k>", "[0-9]+") for row in rows]
-    return re.compile("|".join(patterns)).fullmatch

@@ -200,6 +200,8 @@ class BusSection(Section, kw_only=True):
     prefix: str = "beamline"
     url: str = ""
     """Empty starts a server of the run's own on loopback."""
+    port: Annotated[int, Meta(ge=0, le=65535)] = 0
+    """Of the run's own server; 0 takes any free one."""
     blob_store: str = "shm"
     """shm (one host) or jetstream (across hosts)."""
     ack_wait_s: PositiveFloat = 15.0

@@ -5,6 +5,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
+from beamline.coordinator.loggers import make_loggers
 from beamline.models import tiny
 from beamline.models.chat import ChatTokenizer
 from beamline.models.datasets import read_rows
@@ -22,6 +23,7 @@ def check(config: RunConfig) -> None:
     check_model(config)
     check_data(config.data)
     check_port(config.bus)
+    make_loggers(config.run.loggers)
 
 
 def check_port(bus: BusSection) -> None:

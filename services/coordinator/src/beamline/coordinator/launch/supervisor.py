@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from beamline.coordinator.launch.launcher import Launcher, WorkerSpec
-from beamline.protocol.errors import BeamlineError
+from beamline.protocol.errors import BeamlineError, ConfigError
 from beamline.runtime.service import EXIT_CONFIG, EXIT_FAILED
 
 NUM_TAIL_LINES = 30
@@ -65,6 +65,7 @@ class Supervisor:
 
         Raises:
             RunFailed: a worker cannot be kept alive.
+            ConfigError: a worker refused a setting.
         """
         keepers = [asyncio.create_task(self._keep(spec), name=spec.worker) for spec in specs]
         (leader,) = [keeper for keeper, spec in zip(keepers, specs, strict=True) if spec.service == "coordinator"]
@@ -102,9 +103,9 @@ class Supervisor:
             self._notify(f"{ending(spec, code)}; starting it again (log: {spec.log})")
 
     def _refuse_hopeless(self, spec: WorkerSpec, code: int) -> None:
-        """Raises RunFailed where another start cannot help."""
+        """Raises RunFailed where another start cannot help, ConfigError where the user can."""
         if code == EXIT_CONFIG:
-            raise RunFailed(refusal(spec.log) or ending(spec, code))
+            raise ConfigError(refusal(spec.log) or ending(spec, code))
         if spec.service == "trainer":
             reason = "the optimizer's state went with it, so the run cannot go on: start it again"
             raise RunFailed(f"{ending(spec, code)}; {reason}. {last_words(spec.log)}")

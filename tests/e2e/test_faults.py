@@ -1,0 +1,69 @@
+"""Services killed in a real run, and a training that diverges: nothing is lost, trained twice or left behind."""
+
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from beamline.protocol.messages import Heartbeat, Message, Metrics
+from real_runs import LiveRun, Run, processes_of, run_to_end, shared_memory_of
+
+NUM_STEPS = 6
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Iterator[LiveRun]:
+    run = LiveRun("tiny-beam", tmp_path, f"trainer.num_steps={NUM_STEPS}", "trainer.eval_interval=0")
+    yield run
+    run.kill_launcher()
+
+
+def kill(heartbeat: Message) -> None:
+    assert isinstance(heartbeat, Heartbeat)
+    os.kill(heartbeat.pid, signal.SIGKILL)
+
+
+def trained_groups(run: Run) -> list[str]:
+    """Group ids in the order in which the trainer says that it trained them."""
+    log = (run.path / "logs" / "trainer.log").read_text()
+    return [group for line in re.findall(r"step \d+ trains (.*)", log) for group in line.split()]
+
+
+async def test_services_killed_at_any_moment_cost_nothing(live: LiveRun):
+    await live.started()
+    # In mid-group: the worker holds groups that it has not answered.
+    kill(await live.until(lambda m: isinstance(m, Heartbeat) and m.service == "rollout" and m.in_flight > 0, "groups"))
+    await live.until(lambda m: isinstance(m, Metrics) and m.step >= 2, "step 2")
+    kill(await live.until(lambda m: isinstance(m, Heartbeat) and m.service == "reward", "the reward service"))
+    # Between steps: the metrics of a step are its last word.
+    await live.until(lambda m: isinstance(m, Metrics) and m.step >= 3, "step 3")
+    kill(await live.until(lambda m: isinstance(m, Heartbeat) and m.service == "coordinator", "the coordinator"))
+    run = await live.end()
+    assert run.code == 0, run.output
+    assert sorted(run.steps) == list(range(1, NUM_STEPS + 1))
+    groups, ledger = trained_groups(run), run.summary["ledger"]
+    assert len(groups) == len(set(groups)) == ledger["trained"]
+    assert ledger["issued"] == sum(ledger[end] for end in ("trained", "filtered", "stale", "failed"))
+    assert ledger["in_flight"] == 0
+    for worker in ("rollout-0", "reward", "coordinator"):
+        assert len(re.findall(rf"{worker} .*again", run.output)) >= 1, run.output
+    assert processes_of(run.path) == []
+
+
+def test_a_training_that_diverges_stops_with_the_number_and_the_mend(tmp_path: Path):
+    before = shared_memory_of()
+    run = run_to_end(
+        "tiny-beam",
+        tmp_path,
+        "trainer.num_steps=3",
+        "trainer.eval_interval=0",
+        "trainer.optimizer.lr=1e38",
+        "trainer.optimizer.warmup_steps=0",
+    )
+    assert run.code != 0
+    assert re.search(r"step [12].*(NaN|nan|inf)", run.output), run.output
+    assert "trainer.optimizer.lr" in run.output
+    assert processes_of(run.path) == [] and shared_memory_of() <= before

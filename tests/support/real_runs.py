@@ -1,0 +1,142 @@
+"""Runs as a user starts them: `bin/beamline run ...`, with the real engines, in a folder of the test's own."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from beamline.coordinator.launch.ask import connect
+from beamline.protocol.messages import Message
+from beamline.runtime.deadline import deadline
+
+ROOT = Path(__file__).resolve().parents[2]
+BEAMLINE = str(ROOT / "bin" / "beamline")
+RUN_DEADLINE_S = 600.0
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A command that has ended."""
+
+    code: int
+    output: str
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run's folder after its end."""
+
+    path: Path
+    code: int
+    output: str
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        return json.loads((self.path / "summary.json").read_text())
+
+    @property
+    def steps(self) -> dict[int, dict[str, float]]:
+        """Values by step, of those that trained."""
+        return {s["step"]: s["values"] for s in self.summary["steps"] if "reward/mean" in s["values"]}
+
+    def evaluation(self, name: str, step: int) -> dict[str, float]:
+        found = [e["values"] for e in self.summary["evaluations"] if (e["name"], e["step"]) == (name, step)]
+        assert found, f"no evaluation {name} at step {step}"
+        return found[0]
+
+
+def beamline(*arguments: str, cwd: Path = ROOT, deadline_s: float = 60.0) -> Ended:
+    """Run one command to its end."""
+    done = subprocess.run(
+        [BEAMLINE, *arguments], cwd=cwd, capture_output=True, text=True, timeout=deadline_s, check=False
+    )
+    return Ended(done.returncode, done.stdout + done.stderr)
+
+
+def run_to_end(recipe: str, folder: Path, *overrides: str, name: str = "run") -> Run:
+    """Start a run and wait for its end; the test's folder is where it lives."""
+    ended = beamline(
+        "run", recipe, f"run.dir={folder}", f"run.name={name}", *overrides, deadline_s=RUN_DEADLINE_S
+    )
+    return Run(folder / name, ended.code, ended.output)
+
+
+class LiveRun:
+    """A run that is watched, and hurt, while it goes on."""
+
+    def __init__(self, recipe: str, folder: Path, *overrides: str, name: str = "run") -> None:
+        self.path = folder / name
+        arguments = ("run", recipe, f"run.dir={folder}", f"run.name={name}", *overrides)
+        self._log = (folder / "launcher.txt").open("w+b")
+        self._process = subprocess.Popen(
+            [BEAMLINE, *arguments], cwd=ROOT, stdout=self._log, stderr=self._log, start_new_session=True
+        )
+
+    def output(self) -> str:
+        self._log.seek(0)
+        return self._log.read().decode()
+
+    async def started(self) -> None:
+        """The broker is up: the run can be watched."""
+        credentials = self.path / "credentials" / "cli.json"
+        async with deadline(RUN_DEADLINE_S, f"the run's broker: {self.output()}"):
+            while not credentials.is_file():
+                assert self._process.poll() is None, self.output()
+                await asyncio.sleep(0.1)  # a file of another process: nothing tells when it comes
+
+    async def end(self) -> Run:
+        async with deadline(RUN_DEADLINE_S, "the run to end"):
+            code = await asyncio.to_thread(self._process.wait)
+        return Run(self.path, code, self.output())
+
+    async def until(self, condition: Callable[[Message], bool], what: str) -> Message:
+        """The first heartbeat or metric on the bus that the condition holds for."""
+        bus = await connect(self.path)
+        found: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+
+        async def look(message: Message) -> None:
+            if not found.done() and condition(message):
+                found.set_result(message)
+
+        subjects = (bus.subjects.heartbeat(), bus.subjects.metrics())
+        watching = [asyncio.create_task(bus.subscribe(subject, look)) for subject in subjects]
+        try:
+            async with deadline(RUN_DEADLINE_S, what):
+                return await found
+        finally:
+            for task in watching:
+                task.cancel()
+            await asyncio.gather(*watching, return_exceptions=True)
+            await bus.close()
+
+    def kill_launcher(self) -> None:
+        """What is left of a failed test."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        self._log.close()
+
+
+def processes_of(folder: Path) -> list[str]:
+    """Command lines of live processes that belong to a run in the folder."""
+    found: list[str] = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except OSError:
+            continue
+        if str(folder) in command:
+            found.append(command)
+    return found
+
+
+def shared_memory_of(prefix: str = "beamline-") -> set[str]:
+    """Names in /dev/shm that are Beamline's."""
+    return {entry.name for entry in Path("/dev/shm").iterdir() if entry.name.startswith(prefix)}
