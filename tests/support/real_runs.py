@@ -60,9 +60,7 @@ def beamline(*arguments: str, cwd: Path = ROOT, deadline_s: float = 60.0) -> End
 
 def run_to_end(recipe: str, folder: Path, *overrides: str, name: str = "run") -> Run:
     """Start a run and wait for its end; the test's folder is where it lives."""
-    ended = beamline(
-        "run", recipe, f"run.dir={folder}", f"run.name={name}", *overrides, deadline_s=RUN_DEADLINE_S
-    )
+    ended = beamline("run", recipe, f"run.dir={folder}", f"run.name={name}", *overrides, deadline_s=RUN_DEADLINE_S)
     return Run(folder / name, ended.code, ended.output)
 
 

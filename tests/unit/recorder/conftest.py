@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+
 from beamline.coordinator.eval_dumps import Completion
 from beamline.coordinator.recorder import Recorder
 from beamline.protocol.config import RunConfig, RunSection, TrainerSection

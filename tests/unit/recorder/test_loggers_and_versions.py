@@ -6,6 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+
 from beamline.coordinator.loggers import ConsoleLogger, make_loggers
 from beamline.coordinator.versions import library_versions
 from beamline.protocol.config import RunSection

@@ -9,6 +9,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+
 from beamline.coordinator.eval_dumps import dump_path, read_completions, write_completions
 from beamline.coordinator.metrics_file import MetricsFile, read_metrics
 from beamline.coordinator.recorder import Recorder

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+
 from beamline.coordinator.eval_dumps import Completion
 from beamline.coordinator.report.charts import phases_chart
 from beamline.coordinator.report.content import examples, ledger_ends
