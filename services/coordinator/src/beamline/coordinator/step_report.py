@@ -35,6 +35,7 @@ def group_metrics(step: int, groups: list[ScoredGroup]) -> dict[str, float]:
         "tokens/truncated": fmean(reason is FinishReason.LENGTH for reason in reasons),
         "staleness/mean": fmean(staleness),
         "staleness/max": float(max(staleness)),
+        "timing/generate_engine": max(group.generate_s for group in groups),
         "timing/score": sum(group.score_s for group in groups),
     }
 

@@ -1,0 +1,117 @@
+"""Runs the three sides as a user would, one after the other, and reads what each wrote."""
+
+import json
+import os
+import subprocess
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+from benchmarks.figures import Ring, Side, measured_steps
+
+from beamline.coordinator.metrics_file import read_metrics
+from beamline.coordinator.prompts import tokenizer_of, train_cursor
+from beamline.coordinator.seeds import sample_seed
+from beamline.coordinator.summary import fold
+from beamline.protocol.config import RunConfig
+from beamline.runtime.run_files import read_config
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = Path("runs/bench")
+RING = FOLDER / "ring"
+NUM_WARM_UP = 1
+NUM_STEPS = 3
+"""Measured steps of TRL and of vLLM; the recipe says how many the ring makes."""
+SIDE_DEADLINE_S = 1200.0
+NUM_LAST_LINES = 20
+
+
+class SideFailed(Exception):
+    """One side ended by an error; says its command and its last words."""
+
+
+class Bench:
+    """Runs commands in the checkout's root and keeps them for the record."""
+
+    def __init__(self) -> None:
+        self.commands: list[str] = []
+
+    def ring(self) -> Ring:
+        """Beamline, launched by its command line."""
+        self.run(["bin/beamline", "run", "bench", "--overwrite"])
+        _, steps = fold(read_metrics(ROOT / RING / "metrics.jsonl"))
+        return measured_steps({step.step: step.values for step in steps if "timing/step" in step.values}, NUM_WARM_UP)
+
+    def vllm(self) -> Side:
+        """Bare vLLM on the prompts and seeds of the ring's first steps."""
+        groups = FOLDER / "groups.json"
+        (ROOT / groups).write_text(json.dumps(first_groups(read_config(ROOT / RING), NUM_WARM_UP + NUM_STEPS)))
+        return self.side("rollout", "vllm_generate", FOLDER / "vllm.json", {"run": RING, "groups": groups})
+
+    def trl(self) -> Side:
+        """TRL on the same model and the same prompts."""
+        config = read_config(ROOT / RING)
+        sampling = config.rollout.sampling
+        options = {
+            "model": Path(config.model.path).relative_to(ROOT),
+            "prompts": Path(config.data.train).relative_to(ROOT),
+            "prompts-per-step": sampling.groups_per_step,
+            "samples": sampling.samples_per_group,
+            "max-tokens": sampling.max_response_tokens,
+            "lr": config.trainer.optimizer.lr,
+            "steps": NUM_STEPS,
+            "threads": config.trainer.threads,
+        }
+        return self.side("reference", "trl_step", FOLDER / "trl.json", options, threads=config.trainer.threads)
+
+    def side(
+        self, environment: str, module: str, out: Path, options: Mapping[str, object], threads: int | None = None
+    ) -> Side:
+        """Run a module of ours in another environment and read the JSON that it writes."""
+        (ROOT / out).unlink(missing_ok=True)
+        words = [f"--{name}={value}" for name, value in {**options, "warm-up": NUM_WARM_UP, "out": out}.items()]
+        self.run(["bin/python", environment, "-m", f"benchmarks.{module}", *words], threads)
+        return msgspec.json.decode((ROOT / out).read_bytes(), type=Side)
+
+    def run(self, command: Sequence[str], threads: int | None = None) -> None:
+        """Run one side, its output shown as it comes.
+
+        Raises SideFailed where it ends by an error or takes longer than SIDE_DEADLINE_S.
+        """
+        said = " ".join(command) if threads is None else f"OMP_NUM_THREADS={threads} {' '.join(command)}"
+        self.commands.append(said)
+        print(f"$ {said}", flush=True)
+        log = ROOT / FOLDER / "logs" / f"{len(self.commands)}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        extra = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
+        with log.open("wb") as file:
+            try:
+                code = subprocess.run(
+                    command,
+                    check=False,
+                    cwd=ROOT,
+                    env={**os.environ, **extra, "HF_HUB_OFFLINE": "1"},
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    timeout=SIDE_DEADLINE_S,
+                ).returncode
+            except subprocess.TimeoutExpired:
+                raise SideFailed(f"{said} did not end within {SIDE_DEADLINE_S:.0f} s; its output is in {log}") from None
+        if code:
+            with log.open(encoding="utf-8", errors="replace") as lines:
+                last = "".join(deque(lines, NUM_LAST_LINES))
+            raise SideFailed(f"{said} ended with exit code {code}; the end of {log}:\n{last}")
+
+
+def first_groups(config: RunConfig, num_steps: int) -> list[list[dict[str, list[int]]]]:
+    """Prompt tokens and seeds of the groups that a run issues first, by step."""
+    sampling, cursor, position = config.rollout.sampling, train_cursor(config, tokenizer_of(config)), 0
+    groups: list[dict[str, list[int]]] = []
+    for number in range(num_steps * sampling.groups_per_step):
+        prompt, position = cursor.draw(position)
+        seeds = [sample_seed(config.run.seed, f"g-{number:06d}", s) for s in range(sampling.samples_per_group)]
+        groups.append({"prompt_tokens": prompt.tokens, "seeds": seeds})
+    size = sampling.groups_per_step
+    return [groups[start : start + size] for start in range(0, len(groups), size)]
