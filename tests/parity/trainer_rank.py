@@ -1,9 +1,10 @@
-"""One rank of a trainer that computes what a reference file holds, in one or more layouts.
+"""One rank of a trainer that computes what the reference files hold, for models and layouts one after the other.
 
-    python trainer_rank.py --model DIR --reference FILE --into DIR --layouts tp2,ep2 --rank 0 --world-size 2 --port N
+    python trainer_rank.py --references DIR --into DIR --rank 0 --world-size 2 --port N tiny-beam:tp2 tiny-beam:ep2
 
-Writes `<into>/<layout>.<rank>.safetensors`: logprobs [S, T - 1] and `grad.<name>` under Hugging Face names, summed
-over the ranks as a train step would, and `export.<name>`, the weights as exported before that.
+Reads the models `<into>/<model>`, writes `<into>/<model>:<layout>.<rank>.safetensors`: logprobs [S, T - 1],
+`grad.<name>` under Hugging Face names, summed over the ranks as a train step would, and `export.<name>`, the weights
+as exported before that.
 """
 
 import argparse
@@ -22,7 +23,8 @@ from beamline.trainer.megatron.optimizer import AdamWSettings
 from beamline.trainer.megatron.policy import MegatronPolicy
 
 LAYOUTS = {
-    "one": Layout(),
+    "alone": Layout(),
+    "dp2": Layout(),
     "tp2": Layout(tensor=2),
     "ep2": Layout(expert=2),
     "pp2": Layout(pipeline=2),
@@ -78,17 +80,18 @@ def compute(model_dir: Path, reference: Path, layout: Layout, ranks: Ranks) -> d
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    for name in ("--model", "--reference", "--into"):
+    for name in ("--references", "--into"):
         parser.add_argument(name, type=Path, required=True)
-    parser.add_argument("--layouts", required=True)
     for name in ("--rank", "--world-size", "--port"):
         parser.add_argument(name, type=int, required=True)
+    parser.add_argument("jobs", nargs="+", help="MODEL:LAYOUT")
     args = parser.parse_args()
     torch.set_num_threads(1)
     ranks = Ranks(args.rank, args.world_size, args.port)
-    for name in args.layouts.split(","):
-        outputs = compute(args.model, args.reference, LAYOUTS[name], ranks)
-        save_file(outputs, args.into / f"{name}.{args.rank}.safetensors")
+    for job in args.jobs:
+        model, layout = job.split(":")
+        outputs = compute(args.into / model, args.references / f"{model}.safetensors", LAYOUTS[layout], ranks)
+        save_file(outputs, args.into / f"{job}.{args.rank}.safetensors")
         distributed.leave_layout()
     distributed.stop()
 

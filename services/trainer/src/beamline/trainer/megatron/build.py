@@ -9,6 +9,7 @@ from megatron.bridge.models.conversion.auto_bridge import AutoBridge
 from megatron.bridge.models.qwen import qwen3_moe_bridge  # noqa: F401  registers itself with AutoBridge
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from megatron.core.transformer.enums import AttnBackend
 from megatron.core.transformer.moe.router import Router
 
 from beamline.models import beam_config
@@ -67,6 +68,7 @@ def _configure(provider: Any, layout: Layout, dtype: torch.dtype) -> None:
         "params_dtype": dtype,
         "bf16": dtype == torch.bfloat16,
         "transformer_impl": "local",
+        "attention_backend": AttnBackend.unfused,  # attention is ours; this keeps Megatron from picking another
         "moe_grouped_gemm": False,
         # Micro-batches differ in length, between ranks too: Megatron allows that with all-to-all alone. A single
         # rank has no one to exchange with, and the other dispatcher is the cheaper one for it.
