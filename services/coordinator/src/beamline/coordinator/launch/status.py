@@ -24,7 +24,9 @@ def show_status(status: StatusReply, console: Console) -> None:
 
 def show_summary(summary: Summary, console: Console) -> None:
     """A run that has ended."""
-    console.print(f"run {summary.run}: {summary.status} after {len(summary.steps)} steps in {summary.duration_s:.0f} s")
+    console.print(
+        f"run {summary.run}: {summary.status} after {_count(len(summary.steps), 'step')} in {summary.duration_s:.0f} s"
+    )
     for evaluation in summary.evaluations:
         values = evaluation.values
         result = EvalResult(
@@ -63,6 +65,10 @@ def _from_here(path: str) -> str:
     here = Path.cwd()
     absolute = Path(path).resolve()
     return str(absolute.relative_to(here)) if absolute.is_relative_to(here) else str(absolute)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _paused(status: StatusReply) -> str:
