@@ -3,8 +3,10 @@
 import io
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
+from beamline.coordinator.launch.display import BarDisplay
 from beamline.coordinator.launch.guard import remaining
 from beamline.coordinator.launch.progress import Progress, step_line
 from beamline.coordinator.launch.status import show_status
@@ -55,6 +57,15 @@ def test_a_step_in_one_line() -> None:
     assert step_line(3, 40, values) == (
         "step  3/40  reward 0.412  accuracy 50.0%  length 28.3  mismatch 1.2e-04  5.2 s (generate 2.1, train 2.6)"
     )
+
+
+def test_the_bar_leaves_lines_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    display, progress = BarDisplay(), Progress(num_steps=40, now=lambda: 0.0)
+    text = "rollout-0 [is] 3/4 ready: a line that is longer than a narrow terminal, and that nobody wraps or colours"
+    with display.shown():
+        display.line(text)
+        display.position(progress)
+    assert text in capsys.readouterr().out
 
 
 def test_the_table_of_a_run() -> None:

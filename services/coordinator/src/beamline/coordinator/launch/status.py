@@ -24,9 +24,8 @@ def show_status(status: StatusReply, console: Console) -> None:
 
 def show_summary(summary: Summary, console: Console) -> None:
     """A run that has ended."""
-    console.print(
-        f"run {summary.run}: {summary.status} after {_count(len(summary.steps), 'step')} in {summary.duration_s:.0f} s"
-    )
+    steps = _count(len(summary.steps), "step")
+    console.print(f"run {summary.run}: {summary.status} after {steps} in {summary.duration_s:.0f} s")
     for evaluation in summary.evaluations:
         values = evaluation.values
         result = EvalResult(
