@@ -111,4 +111,6 @@ async def test_released_memory_goes_back_to_the_machine_and_sampling_resumes_whe
     await engine.score(prompt)
     assert not waiting.done()
     await engine.restore_memory()
-    assert await waiting == expected
+    for mine, theirs in zip(await waiting, expected, strict=True):
+        assert mine.tokens == theirs.tokens
+        assert np.abs(np.array(mine.logprobs) - theirs.logprobs).max() < 1e-4
