@@ -14,7 +14,14 @@ from safetensors.torch import load_file
 from beamline.models import tiny
 from beamline.protocol import messages as m
 from beamline.protocol.blobs import Trajectories, VersionSpan, cumulative, encode_blob, pack_float32, pack_int32
-from beamline.protocol.config import ModelSection, OptimizerSection, RunConfig, RunSection, TrainerSection
+from beamline.protocol.config import (
+    ModelSection,
+    OptimizerSection,
+    ParallelSection,
+    RunConfig,
+    RunSection,
+    TrainerSection,
+)
 from beamline.protocol.subjects import Subjects
 from beamline.runtime.nats_bus import NatsBus
 from beamline.runtime.nats_server import NatsServer
@@ -142,14 +149,25 @@ async def test_two_steps_a_lease_and_a_checkpoint(ring: Ring):
     assert process.returncode == 0, log.decode()
 
 
-async def test_a_layout_that_the_service_cannot_hold_is_a_plain_message(ring: Ring):
-    from beamline.protocol.config import ParallelSection
-
-    process = await ring.start(parallel=ParallelSection(tensor=2))
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"parallel": ParallelSection(tensor=2)},
+            "error: trainer.parallel.tensor=2: the trainer service runs one rank, set it to 1",
+        ),
+        (
+            {"max_tokens_per_micro_batch": 4096},
+            "error: trainer.max_tokens_per_micro_batch=4096 is below the longest sequence, data.max_prompt_tokens + "
+            "rollout.sampling.max_response_tokens = 10240: raise it",
+        ),
+    ],
+)
+async def test_a_setting_that_cannot_work_is_a_plain_message(ring: Ring, settings: dict[str, object], message: str):
+    process = await ring.start(**settings)
     _, log = await asyncio.wait_for(process.communicate(), START_S)
     assert process.returncode == 2
-    last = log.decode().strip().splitlines()[-1]
-    assert last == "error: trainer.parallel.tensor=2: the trainer service runs one rank, set it to 1"
+    assert log.decode().strip().splitlines()[-1] == message
 
 
 async def test_a_model_without_a_tokenizer_is_a_plain_message(ring: Ring):

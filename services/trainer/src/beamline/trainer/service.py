@@ -19,11 +19,13 @@ async def main(context: ServiceContext) -> None:
     """Serve `work.trainer`.
 
     Raises:
-        ConfigError: a model that is missing or incomplete, or a layout that one rank cannot hold.
+        ConfigError: a model that is missing or incomplete, a layout that one rank cannot hold, or a token budget that
+            the longest sequence exceeds.
         BeamlineError: the run is past policy 0 and this process has not trained it.
     """
     config, bus = context.config, context.bus
     _check_layout(config.trainer.parallel)
+    _check_budget(config)
     check_model_dir(Path(config.model.path))
     context.status.waiting_for = "Megatron to start"
     with ThreadPoolExecutor(1, thread_name_prefix="policy") as thread:
@@ -45,6 +47,15 @@ def _check_layout(parallel: ParallelSection) -> None:
             raise ConfigError(
                 f"trainer.parallel.{name}={getattr(parallel, name)}: the trainer service runs one rank, set it to 1"
             )
+
+
+def _check_budget(config: RunConfig) -> None:
+    budget = config.trainer.max_tokens_per_micro_batch
+    if budget < config.max_model_tokens:
+        raise ConfigError(
+            f"trainer.max_tokens_per_micro_batch={budget} is below the longest sequence, data.max_prompt_tokens + "
+            f"rollout.sampling.max_response_tokens = {config.max_model_tokens}: raise it"
+        )
 
 
 def _num_threads(config: RunConfig) -> int:
