@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import pytest
 import pytest_asyncio
 import torch
 from safetensors.torch import load_file
