@@ -17,6 +17,7 @@ MAY_READ_ENVIRONMENT = {
     "services/coordinator/src/beamline/coordinator/cli.py",
     "services/coordinator/src/beamline/coordinator/launch/run.py",
     "services/rollout/src/beamline/rollout/environment.py",
+    "services/trainer/src/beamline/trainer/environment.py",
     "services/trainer/src/beamline/trainer/megatron/distributed.py",
 }
 """Configuration loading, launchers, and the two engines that are set up by environment."""

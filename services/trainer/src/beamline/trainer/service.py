@@ -12,6 +12,7 @@ from beamline.protocol.messages import Phase, PolicyUpdate
 from beamline.protocol.subjects import Subjects
 from beamline.runtime.service import ServiceContext
 from beamline.runtime.shm_blobs import shm_root
+from beamline.trainer import environment
 from beamline.trainer.model_dir import check_model_dir
 
 
@@ -28,6 +29,7 @@ async def main(context: ServiceContext) -> None:
     _check_budget(config)
     check_model_dir(Path(config.model.path))
     context.status.waiting_for = "Megatron to start"
+    environment.prepare()
     with ThreadPoolExecutor(1, thread_name_prefix="policy") as thread:
         loop = asyncio.get_running_loop()
         # torch and Megatron take seconds to import: on the thread that will use them, beside the event loop.
