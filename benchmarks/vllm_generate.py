@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from beamline.protocol.config import RunConfig
-from beamline.rollout import checkpoint, environment
+from beamline.rollout import checkpoint, cpu_norm, environment
 from beamline.runtime.run_files import read_config
 
 
@@ -25,8 +25,13 @@ def main() -> None:
 
 
 def start(config: RunConfig) -> Any:
-    """vLLM's own offline engine, its core in this process."""
+    """vLLM's own offline engine, its worker in the process of its core as in the ring: its fastest form on a CPU."""
     from vllm import LLM
+    from vllm.config.kernel import IrOpPriorityConfig
+    from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+    class InProcess(UniProcExecutor):
+        """vLLM turns the string "uni" into another process on a CPU."""
 
     engine = config.rollout.engine
     return LLM(
@@ -39,8 +44,11 @@ def start(config: RunConfig) -> Any:
         kv_cache_memory_bytes=engine.kv_cache_mib << 20,
         block_size=engine.block_size,
         enable_prefix_caching=engine.prefix_caching,
+        distributed_executor_backend=InProcess,
         logprobs_mode="processed_logprobs",
         enforce_eager=True,
+        ir_op_priority=IrOpPriorityConfig(rms_norm=[cpu_norm.PROVIDER]),
+        disable_hybrid_kv_cache_manager=True,
         disable_log_stats=True,
     )
 

@@ -4,11 +4,11 @@ BEAM_ARCHITECTURE = "BeamForCausalLM"
 
 
 def register() -> None:
-    """Teach vLLM Beam's configuration and model, and mend two defects of its CPU engine. Idempotent."""
+    """Teach vLLM Beam's configuration and model, mend its CPU engine and quicken its norms. Idempotent."""
     from vllm import ModelRegistry
 
     from beamline.models.beam_config import register as register_config
-    from beamline.rollout import expert_reload, seeded_prefill
+    from beamline.rollout import cpu_norm, expert_reload, seeded_prefill
 
     if BEAM_ARCHITECTURE in ModelRegistry.get_supported_archs():
         return
@@ -19,3 +19,4 @@ def register() -> None:
     ModelRegistry.register_model(BEAM_ARCHITECTURE, BeamForCausalLM)
     expert_reload.install()
     seeded_prefill.install()
+    cpu_norm.install()

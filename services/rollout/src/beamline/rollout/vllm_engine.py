@@ -16,6 +16,7 @@ from typing import Any, cast
 
 from tokenizers import Tokenizer
 from vllm import AsyncEngineArgs, SamplingParams
+from vllm.config.kernel import IrOpPriorityConfig
 from vllm.inputs.engine import tokens_input
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.platforms import current_platform
@@ -28,7 +29,7 @@ from beamline.protocol.blobs import VersionSpan
 from beamline.protocol.config import EngineSection
 from beamline.protocol.errors import Rejected
 from beamline.protocol.messages import FinishReason, PromptGroup
-from beamline.rollout import checkpoint, environment
+from beamline.rollout import checkpoint, cpu_norm, environment
 from beamline.rollout.engine import Completion, EngineError, MemoryReport
 from beamline.rollout.weight_check import check_manifest
 from beamline.weights.manifest import WeightManifest
@@ -214,6 +215,7 @@ def _engine_args(model_path: Path, dtype: str, max_model_tokens: int, config: En
         worker_extension_cls=_EXTENSION,
         logprobs_mode="processed_logprobs",
         enforce_eager=cpu,
+        ir_op_priority=IrOpPriorityConfig(rms_norm=[cpu_norm.PROVIDER] if cpu else []),
         # A block table of its own for the sliding layers saves memory where contexts are long; on a CPU keeping two
         # costs a tenth of the decoding time.
         disable_hybrid_kv_cache_manager=cpu,
