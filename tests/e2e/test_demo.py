@@ -13,11 +13,10 @@ NUM_STEPS = 20
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    before = shared_memory_of()
     run = run_to_end("tiny-beam", tmp_path_factory.mktemp("demo"), f"trainer.num_steps={NUM_STEPS}")
     assert run.code == 0, run.output
     assert processes_of(run.path) == [], "something is left running"
-    assert shared_memory_of() <= before, "something is left in shared memory"
+    assert shared_memory_of(run.path) == [], "something is left in shared memory"
     return run
 
 

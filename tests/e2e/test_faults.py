@@ -50,11 +50,10 @@ async def test_services_killed_at_any_moment_cost_nothing(live: LiveRun):
     assert ledger["in_flight"] == 0
     for worker in ("rollout-0", "reward", "coordinator"):
         assert len(re.findall(rf"{worker} .*again", run.output)) >= 1, run.output
-    assert processes_of(run.path) == []
+    assert processes_of(run.path) == [] and shared_memory_of(run.path) == []
 
 
 def test_a_training_that_diverges_stops_with_the_number_and_the_mend(tmp_path: Path):
-    before = shared_memory_of()
     run = run_to_end(
         "tiny-beam",
         tmp_path,
@@ -66,4 +65,4 @@ def test_a_training_that_diverges_stops_with_the_number_and_the_mend(tmp_path: P
     assert run.code != 0
     assert re.search(r"step [12].*(NaN|nan|inf)", run.output), run.output
     assert "trainer.optimizer.lr" in run.output
-    assert processes_of(run.path) == [] and shared_memory_of() <= before
+    assert processes_of(run.path) == [] and shared_memory_of(run.path) == []

@@ -12,7 +12,9 @@ from typing import Any
 
 from beamline.coordinator.launch.ask import connect
 from beamline.protocol.messages import Message
+from beamline.protocol.subjects import Subjects
 from beamline.runtime.deadline import deadline
+from beamline.runtime.shm_blobs import shm_root
 
 ROOT = Path(__file__).resolve().parents[2]
 BEAMLINE = str(ROOT / "bin" / "beamline")
@@ -135,6 +137,7 @@ def processes_of(folder: Path) -> list[str]:
     return found
 
 
-def shared_memory_of(prefix: str = "beamline-") -> set[str]:
-    """Names in /dev/shm that are Beamline's."""
-    return {entry.name for entry in Path("/dev/shm").iterdir() if entry.name.startswith(prefix)}
+def shared_memory_of(run_dir: Path) -> list[Path]:
+    """What a run has left in shared memory."""
+    root = shm_root(Subjects("beamline", run_dir.name), run_dir.resolve())
+    return [root] if root.exists() else []

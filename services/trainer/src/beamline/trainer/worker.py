@@ -7,6 +7,7 @@ heartbeats and acks.
 import asyncio
 import ctypes
 import gc
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
@@ -39,6 +40,8 @@ from beamline.trainer.train_step import StepConfig, train_step
 from beamline.trainer.weights_out import named_buffers
 from beamline.weights.manifest import WeightManifest
 from beamline.weights.shm import ShmExporter
+
+log = logging.getLogger(__name__)
 
 OTHERS_PHASES = (PhaseName.GENERATE, PhaseName.EVALUATE)
 """In which rollout holds devices that it shares."""
@@ -106,6 +109,7 @@ class TrainerWorker:
                 f"batch of step {message.step} on top of policy {version}: the trainer has lost the policies between; "
                 "start the run anew"
             )
+        log.info("step %d trains %s", message.step, " ".join(group.group_id for group in message.groups))
         self._status.state, self._status.in_flight = WorkerState.BUSY, 1
         started = time.perf_counter()
         batch = await assemble(message, self._blobs)

@@ -24,7 +24,7 @@ def show_status(status: StatusReply, console: Console) -> None:
 
 def show_summary(summary: Summary, console: Console) -> None:
     """A run that has ended."""
-    steps = _count(len(summary.steps), "step")
+    steps = _count(sum("timing/step" in step.values for step in summary.steps), "step")
     console.print(f"run {summary.run}: {summary.status} after {steps} in {summary.duration_s:.0f} s")
     for evaluation in summary.evaluations:
         values = evaluation.values
