@@ -33,6 +33,7 @@ def test_engine_and_trainer_agree_at_every_step(run: Run):
     for step, values in run.steps.items():
         assert values["policy/mismatch_abs_mean"] <= 1e-3, step
         assert values["sync/canary_gap/rollout-0"] <= 1e-4, step
+        assert values["resources/freed_bytes/rollout-0"] > 0, "the key-value cache was given back in the train phase"
 
 
 def test_the_ledger_closes(run: Run):

@@ -117,8 +117,10 @@ async def _live(service: str, worker: str, run_dir: Path, main: ServiceMain) -> 
 
 async def _connect(service: str, worker: str, run_dir: Path) -> ServiceContext:
     from beamline.runtime.clients import open_clients  # nats: not for --help
+    from beamline.runtime.telemetry import start_tracing
 
     config = read_config(run_dir)
+    start_tracing(service, worker)
     subjects = Subjects(prefix=config.bus.prefix, run=config.run.name)
     bus, blobs = await open_clients(config, subjects, run_dir, service, name=worker)
     return ServiceContext(

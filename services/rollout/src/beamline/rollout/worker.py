@@ -124,6 +124,8 @@ class RolloutWorker:
         elif self._colocated:
             self._readiness.release()
             report = await self._engine.release_memory()
+            if phase.granted:
+                return  # nobody waits: it was released when it was asked for
             await self._publish(
                 m.LeaseReport(
                     service="rollout",

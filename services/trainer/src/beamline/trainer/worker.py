@@ -121,7 +121,7 @@ class TrainerWorker:
 
     async def on_phase(self, phase: Phase) -> None:
         """Report memory released where rollout needs the devices; save where the phase says so."""
-        if phase.phase in OTHERS_PHASES and self._settings.colocated:
+        if phase.phase in OTHERS_PHASES and self._settings.colocated and not phase.granted:
             await self._publish(await self._run(self._release, phase.sequence))
         elif phase.phase is PhaseName.CHECKPOINT and phase.granted:
             await self._publish(await self._run(self._save))
