@@ -8,6 +8,7 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import nats
@@ -134,10 +135,16 @@ class NatsConnection:
         return inbox
 
     async def unsubscribe(self, inbox: Inbox) -> None:
-        """Stop listening; messages on their way are left unanswered."""
+        """Stop listening. What the broker had sent by then is in the inbox on return, unless the broker is away."""
         self._inboxes.discard(inbox)
+        subscription = inbox._subscription  # pyright: ignore[reportPrivateUsage]
+        if self.client.is_connected:
+            with suppress(nats.errors.Error, TimeoutError):
+                await asyncio.wait_for(subscription.drain(), _ATTEMPT_S)
+                return
         if not self.client.is_closed:
-            await inbox._subscription.unsubscribe()  # pyright: ignore[reportPrivateUsage]
+            with suppress(nats.errors.BadSubscriptionError):
+                await subscription.unsubscribe()
 
     async def send(self, subject: str, payload: bytes, headers: dict[str, str] | None = None, reply: str = "") -> None:
         """Publish without an answer; kept back while the broker is away, dropped when too much is."""
