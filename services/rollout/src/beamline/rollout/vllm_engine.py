@@ -31,6 +31,7 @@ from beamline.protocol.errors import Rejected
 from beamline.protocol.messages import FinishReason, PromptGroup
 from beamline.rollout import checkpoint, cpu_norm, environment
 from beamline.rollout.engine import Completion, EngineError, MemoryReport
+from beamline.rollout.late_logprobs import LateLogprobsScheduler
 from beamline.rollout.weight_check import check_manifest
 from beamline.weights.manifest import WeightManifest
 
@@ -213,6 +214,8 @@ def _engine_args(model_path: Path, dtype: str, max_model_tokens: int, config: En
         pipeline_parallel_size=config.pipeline_parallel,
         distributed_executor_backend=InProcessExecutor if single and cpu else None,
         worker_extension_cls=_EXTENSION,
+        scheduler_cls=LateLogprobsScheduler,
+        async_scheduling=False,
         logprobs_mode="processed_logprobs",
         enforce_eager=cpu,
         ir_op_priority=IrOpPriorityConfig(rms_norm=[cpu_norm.PROVIDER] if cpu else []),
