@@ -1,7 +1,6 @@
 """Runs the three sides as a user would, one after the other, and reads what each wrote."""
 
 import json
-import os
 import subprocess
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -47,7 +46,8 @@ class Bench:
         """Bare vLLM on the prompts and seeds of the ring's first steps."""
         groups = FOLDER / "groups.json"
         (ROOT / groups).write_text(json.dumps(first_groups(read_config(ROOT / RING), NUM_WARM_UP + NUM_STEPS)))
-        return self.side("rollout", "vllm_generate", FOLDER / "vllm.json", {"run": RING, "groups": groups})
+        variables = {"VLLM_ENABLE_V1_MULTIPROCESSING": 0}  # the core in the process of its user
+        return self.side("rollout", "vllm_generate", FOLDER / "vllm.json", {"run": RING, "groups": groups}, variables)
 
     def trl(self) -> Side:
         """TRL on the same model and the same prompts."""
@@ -63,35 +63,35 @@ class Bench:
             "steps": NUM_STEPS,
             "threads": config.trainer.threads,
         }
-        return self.side("reference", "trl_step", FOLDER / "trl.json", options, threads=config.trainer.threads)
+        variables = {"OMP_NUM_THREADS": config.trainer.threads, "HF_HUB_OFFLINE": 1}
+        return self.side("reference", "trl_step", FOLDER / "trl.json", options, variables)
 
     def side(
-        self, environment: str, module: str, out: Path, options: Mapping[str, object], threads: int | None = None
+        self, environment: str, module: str, out: Path, options: Mapping[str, object], variables: Mapping[str, int]
     ) -> Side:
-        """Run a module of ours in another environment and read the JSON that it writes."""
+        """Run a module of ours in another environment, with variables set, and read the JSON that it writes."""
         (ROOT / out).unlink(missing_ok=True)
         words = [f"--{name}={value}" for name, value in {**options, "warm-up": NUM_WARM_UP, "out": out}.items()]
-        self.run(["bin/python", environment, "-m", f"benchmarks.{module}", *words], threads)
+        settings = [f"{name}={value}" for name, value in variables.items()]
+        self.run(["env", *settings, "bin/python", environment, "-m", f"benchmarks.{module}", *words])
         return msgspec.json.decode((ROOT / out).read_bytes(), type=Side)
 
-    def run(self, command: Sequence[str], threads: int | None = None) -> None:
-        """Run one side, its output shown as it comes.
+    def run(self, command: Sequence[str]) -> None:
+        """Run one side; its output goes to a log.
 
         Raises SideFailed where it ends by an error or takes longer than SIDE_DEADLINE_S.
         """
-        said = " ".join(command) if threads is None else f"OMP_NUM_THREADS={threads} {' '.join(command)}"
+        said = " ".join(command)
         self.commands.append(said)
         print(f"$ {said}", flush=True)
         log = ROOT / FOLDER / "logs" / f"{len(self.commands)}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
-        extra = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
         with log.open("wb") as file:
             try:
                 code = subprocess.run(
                     command,
                     check=False,
                     cwd=ROOT,
-                    env={**os.environ, **extra, "HF_HUB_OFFLINE": "1"},
                     stdin=subprocess.DEVNULL,
                     stdout=file,
                     stderr=subprocess.STDOUT,
