@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from nats.aio.msg import Msg
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 
@@ -16,7 +15,6 @@ from beamline.protocol.errors import BusUnavailable, ConfigError, DeadlineExceed
 from beamline.runtime.credentials import Credentials, credentials_path
 from beamline.runtime.deadline import deadline
 from beamline.runtime.nats_bus import NatsBus
-from beamline.runtime.nats_pull import PullRequest
 from beamline.runtime.nats_server import NatsServer
 from beamline.runtime.trace_context import trace_headers
 from brokers import ACK_WAIT_S, SUBJECTS, Collector, NatsBroker, Tasks
@@ -92,21 +90,25 @@ async def test_an_ack_wait_that_runs_out_does_not_call_a_running_handler_twice(n
     await tasks.cancel(working)
 
 
-async def test_what_is_on_its_way_to_a_pull_that_is_withdrawn_is_not_lost(nats: NatsBroker) -> None:
-    """A lost input would come again only after its ack wait, as a second delivery."""
-    coordinator, rollout = await nats.client("coordinator"), await nats.client("rollout")
-    await asyncio.gather(*(coordinator.publish(prompt_group(index)) for index in range(64)))
-    stream, num_taken = SUBJECTS.stream("work"), 0
-    async with deadline(20, "all inputs"):
-        while num_taken < 64:
-            pull = PullRequest(rollout.connection, stream, "rollout")
-            first = await pull.next(64)
-            taken = [first, *await pull.close()]
-            assert [msg.metadata.num_delivered for msg in taken if isinstance(msg, Msg)] == [1] * len(taken)
-            for msg in taken:
-                assert isinstance(msg, Msg)
-                await rollout.connection.send(msg.reply, b"+ACK")
-            num_taken += len(taken)
+async def test_a_gate_that_opens_just_after_its_inputs_came_loses_none(nats: NatsBroker, tasks: Tasks) -> None:
+    """A lost input would come again only after its ack wait, which is longer here than the deadline."""
+    rollout = await nats.client("rollout")
+    coordinator = await NatsBus.connect(nats.server.credentials("coordinator"), SUBJECTS, ack_wait_s=60)
+    nats.clients.append(coordinator)
+    await coordinator.ensure_streams()
+    is_open, collected = asyncio.Event(), Collector()
+
+    async def gate() -> None:
+        await is_open.wait()
+
+    is_open.set()
+    tasks.start(rollout.work("rollout", collected, concurrency=16, gate=gate))
+    for index in range(0, 600, 3):
+        is_open.clear()
+        for group in range(index, index + 3):
+            await coordinator.publish(prompt_group(group))
+        is_open.set()
+        await collected.until(index + 3)
 
 
 async def test_an_input_that_keeps_killing_its_worker_is_rejected(nats: NatsBroker, tasks: Tasks) -> None:

@@ -18,8 +18,8 @@ from beamline.runtime.trace_context import handling_span
 
 log = logging.getLogger(__name__)
 
-_GATE_TURNS = 16
-"""Turns of the event loop in which an open gate must have returned; a closed one waits for longer."""
+_GATE_GRACE_S = 0.5
+"""How long an input that came before the gate was open is kept for it, so long as it may be held at all."""
 
 
 class Delivery(Protocol):
@@ -135,7 +135,9 @@ class WorkQueue:
                 await self._gate()
             delivery = await self._source.take(self._num_free)
             self._unsettled[delivery] = None
-            if self._gate is None or await _is_open(self._gate):
+            # Inputs and the news that opens the gate come by different ways: an input may be the first. Giving it back
+            # withdraws a pull, and what the broker has on its way then is lost until its ack wait ends.
+            if self._gate is None or await _opens(self._gate, min(_GATE_GRACE_S, self._in_progress_every_s)):
                 return delivery
             self._unsettled.pop(delivery, None)
             await delivery.nak()
@@ -186,19 +188,14 @@ class WorkQueue:
                 await delivery.in_progress()
 
 
-async def _is_open(gate: Gate) -> bool:
-    """Whether the gate returns at once."""
-    passing = asyncio.ensure_future(gate())
-    for _ in range(_GATE_TURNS):
-        if passing.done():
-            break
-        await asyncio.sleep(0)
-    if passing.done():
-        passing.result()
-        return True
-    passing.cancel()
-    await asyncio.gather(passing, return_exceptions=True)
-    return False
+async def _opens(gate: Gate, within_s: float) -> bool:
+    """Whether the gate is open, or opens in time."""
+    try:
+        async with asyncio.timeout(within_s):
+            await gate()
+    except TimeoutError:
+        return False
+    return True
 
 
 def _first_leaf(failure: BaseException) -> BaseException:
