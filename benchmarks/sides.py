@@ -18,7 +18,7 @@ from beamline.runtime.run_files import read_config
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = Path("runs/bench")
-RING = FOLDER / "ring"
+RING = FOLDER / "bench"
 NUM_WARM_UP = 1
 NUM_STEPS = 3
 """Measured steps of TRL and of vLLM; the recipe says how many the ring makes."""
