@@ -14,6 +14,7 @@ import sys
 import traceback
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -196,8 +197,24 @@ async def _beat(context: ServiceContext) -> None:
 
 
 def rss_bytes() -> int:
-    """Resident memory of this process."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    """Resident memory of this process and of all that it started; pages that they share count for each."""
+    return sum(_rss_bytes(pid) for pid in _process_tree(os.getpid()))
+
+
+def _rss_bytes(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:  # it has ended meanwhile
+        return 0
+
+
+def _process_tree(pid: int) -> list[int]:
+    tree = [pid]
+    for parent in tree:
+        for children in Path(f"/proc/{parent}/task").glob("*/children"):
+            with suppress(OSError):
+                tree += map(int, children.read_text().split())
+    return tree
 
 
 def _listen_to_signals(context: ServiceContext) -> None:

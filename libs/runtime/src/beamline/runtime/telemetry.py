@@ -1,4 +1,4 @@
-"""Tracing of a service process: spans have identities that travel in message headers, also where nobody exports them."""
+"""Tracing of a service process: its spans have identities that travel in message headers, exported or not."""
 
 from opentelemetry import trace
 from opentelemetry.sdk.resources import Resource

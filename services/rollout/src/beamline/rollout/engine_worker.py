@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import torch
 
+from beamline.rollout.late_outputs import SERVED
 from beamline.weights.manifest import WeightManifest
 from beamline.weights.shm import ShmReader
 
@@ -35,9 +36,11 @@ class EngineWorker:
 
     def beamline_load_weights(self, manifest: bytes) -> None:
         """Overwrite all parameters in place from the manifest's segment, packed anew where the device packs them."""
-        reader = ShmReader.open(WeightManifest.decode(manifest))
+        described = WeightManifest.decode(manifest)
+        reader = ShmReader.open(described)
         with torch.no_grad():
             self.model_runner.reload_weights(weights_iterator=_tensors(reader))
+        SERVED.version = described.policy_version
 
     def beamline_release_memory(self) -> tuple[int, int]:
         """Drop the key-value cache's pages; they stay mapped and read as zeros. Resident bytes before and after."""

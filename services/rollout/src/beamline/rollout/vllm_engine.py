@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from vllm import AsyncEngineArgs, SamplingParams
 from vllm.config.kernel import IrOpPriorityConfig
 from vllm.inputs.engine import tokens_input
-from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.outputs import RequestOutput
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -31,7 +31,7 @@ from beamline.protocol.errors import Rejected
 from beamline.protocol.messages import FinishReason, PromptGroup
 from beamline.rollout import checkpoint, cpu_norm, environment
 from beamline.rollout.engine import Completion, EngineError, MemoryReport
-from beamline.rollout.late_logprobs import LateLogprobsScheduler
+from beamline.rollout.late_outputs import SERVED, SPANS, LateOutputsScheduler
 from beamline.rollout.weight_check import check_manifest
 from beamline.weights.manifest import WeightManifest
 
@@ -78,6 +78,7 @@ class VllmEngine:
         checkpoint.check_servable(model_path, max_model_tokens)
         vllm_config = _engine_args(model_path, dtype, max_model_tokens, config).create_engine_config()
         if current_platform.is_cpu() and vllm_config.parallel_config.world_size == 1:
+            SERVED.version = policy_version  # the fork inherits it
             environment.start_engine_by_fork()
         llm = AsyncLLM.from_vllm_config(vllm_config, disable_log_stats=True)
         await llm.update_weight_version(str(policy_version))
@@ -153,7 +154,7 @@ class VllmEngine:
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
         output = await self._request(group.prompt_tokens, params)
-        return self._completion(output.outputs[0])
+        return self._completion(output)
 
     async def _request(self, tokens: Sequence[int], params: SamplingParams) -> RequestOutput:
         """The final output of one request. Cancelling it aborts the request. Raises EngineError."""
@@ -166,10 +167,10 @@ class VllmEngine:
         assert final is not None
         return final
 
-    def _completion(self, output: CompletionOutput) -> Completion:
+    def _completion(self, whole: RequestOutput) -> Completion:
+        output = whole.outputs[0]
         assert output.logprobs is not None and output.finish_reason is not None
         tokens = list(output.token_ids)
-        spans = output.weight_versions or []
         return Completion(
             tokens=tokens,
             logprobs=[
@@ -177,7 +178,7 @@ class VllmEngine:
             ],
             finish_reason=FinishReason(output.finish_reason),
             text=self._tokenizer.decode(tokens, skip_special_tokens=True),
-            version_spans=[VersionSpan(int(span.version), span.start, span.end) for span in spans],
+            version_spans=_version_spans(whole),
         )
 
     @asynccontextmanager
@@ -198,6 +199,15 @@ class VllmEngine:
             raise EngineError(f"vLLM failed in {method}: {error}") from error
 
 
+def _version_spans(output: RequestOutput) -> list[VersionSpan]:
+    """As the engine noted them; as vLLM noted them on arrival, where engine and scheduler do not share a process."""
+    noted = (output.kv_transfer_params or {}).get(SPANS)
+    if noted is not None:
+        return [VersionSpan(*span) for span in noted]
+    spans = output.outputs[0].weight_versions or []
+    return [VersionSpan(int(span.version), span.start, span.end) for span in spans]
+
+
 def _engine_args(model_path: Path, dtype: str, max_model_tokens: int, config: EngineSection) -> AsyncEngineArgs:
     single, cpu = config.tensor_parallel * config.pipeline_parallel == 1, current_platform.is_cpu()
     return AsyncEngineArgs(
@@ -214,7 +224,7 @@ def _engine_args(model_path: Path, dtype: str, max_model_tokens: int, config: En
         pipeline_parallel_size=config.pipeline_parallel,
         distributed_executor_backend=InProcessExecutor if single and cpu else None,
         worker_extension_cls=_EXTENSION,
-        scheduler_cls=LateLogprobsScheduler,
+        scheduler_cls=LateOutputsScheduler if single and cpu else None,
         async_scheduling=False,
         logprobs_mode="processed_logprobs",
         enforce_eager=cpu,

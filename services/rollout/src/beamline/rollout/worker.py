@@ -66,6 +66,7 @@ class RolloutWorker:
             return self._failed(group, "deadline", "its deadline passed before all samples ended", retryable=True)
         finally:
             self._readiness.count(-1)
+        generate_s = time.monotonic() - started
         if self._readiness.policy_version < 0:
             return self._failed(group, "policy", "the policy that it was sampled from was refused", retryable=True)
         versions = [span.policy_version for completion in completions for span in completion.version_spans]
@@ -84,7 +85,7 @@ class RolloutWorker:
             finish_reasons=[completion.finish_reason for completion in completions],
             min_policy_version=min(versions),
             max_policy_version=max(versions),
-            generate_s=time.monotonic() - started,
+            generate_s=generate_s,
         )
 
     def on_rejected(self, group: m.Message, rejected: Rejected) -> m.GroupFailed:
