@@ -102,6 +102,7 @@ def tokens_of_steps(trainer: GRPOTrainer, options: argparse.Namespace) -> list[t
 
 
 def parse_arguments() -> argparse.Namespace:
+    """The shape of the step, as `make bench` gives it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="Hugging Face directory")
     parser.add_argument("--prompts", required=True, help="parquet file with a column of chat prompts")
