@@ -98,7 +98,7 @@ async def test_a_live_run_is_asked_told_and_followed(tmp_path: Path) -> None:
     shown = await beamline(tmp_path, "status", "trial")
     assert "run trial: step 3/9, train" in shown
     assert "waiting for the trainer" in shown
-    assert "groups: issued 4, trained 4" in shown
+    assert "groups: 4 issued = 4 trained" in shown
     assert "ends after the step under way" in await beamline(tmp_path, "stop", "trial")
     await read_until(process)
     assert await process.wait() == 0

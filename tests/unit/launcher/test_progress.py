@@ -78,7 +78,7 @@ def test_the_table_of_a_run() -> None:
     show_status(status, Console(file=output, width=200))
     text = output.getvalue()
     assert "run demo: step 3/40, train, paused" in text
-    assert "groups: issued 96, trained 64" in text
+    assert "groups: 96 issued = 64 trained" in text
     assert "rollout-0" in text
     assert "3 MiB" in text
 

@@ -43,8 +43,9 @@ def show_summary(summary: Summary, console: Console) -> None:
 
 
 def ledger_line(ledger: dict[str, int]) -> str:
-    """Groups by their ends."""
-    return "groups: " + ", ".join(f"{name} {count}" for name, count in ledger.items())
+    """Groups by their ends: issued is the sum of the others."""
+    ends = " + ".join(f"{count} {name}" for name, count in ledger.items() if name != "issued")
+    return f"groups: {ledger['issued']} issued = {ends}"
 
 
 def artifact_lines(run_dir: Path, summary: Summary) -> list[str]:
