@@ -26,6 +26,10 @@ SIDE_DEADLINE_S = 1200.0
 NUM_LAST_LINES = 20
 
 
+QUIET_MACHINE = "GOMP_SPINCOUNT=100000"
+"""OpenMP's threads may spin for their next piece of work: nothing else wants the cores. The same for every side."""
+
+
 class SideFailed(Exception):
     """One side ended by an error; says its command and its last words."""
 
@@ -38,7 +42,7 @@ class Bench:
 
     def ring(self) -> Ring:
         """Beamline, launched by its command line."""
-        self.run(["bin/beamline", "run", "bench", "--overwrite"])
+        self.run(["env", QUIET_MACHINE, "bin/beamline", "run", "bench", "--overwrite"])
         _, steps = fold(read_metrics(ROOT / RING / "metrics.jsonl"))
         return measured_steps({step.step: step.values for step in steps if "timing/step" in step.values}, NUM_WARM_UP)
 
@@ -73,7 +77,7 @@ class Bench:
         (ROOT / out).unlink(missing_ok=True)
         words = [f"--{name}={value}" for name, value in {**options, "warm-up": NUM_WARM_UP, "out": out}.items()]
         settings = [f"{name}={value}" for name, value in variables.items()]
-        self.run(["env", *settings, "bin/python", environment, "-m", f"benchmarks.{module}", *words])
+        self.run(["env", QUIET_MACHINE, *settings, "bin/python", environment, "-m", f"benchmarks.{module}", *words])
         return msgspec.json.decode((ROOT / out).read_bytes(), type=Side)
 
     def run(self, command: Sequence[str]) -> None:
