@@ -6,6 +6,7 @@ tests of the coordinator alone; the services' own tests and the end-to-end tests
 
 import asyncio
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -52,7 +53,7 @@ def trajectories(group: m.PromptGroup, lengths: list[int], version: int) -> Traj
     )
 
 
-class Worker:
+class Worker(ABC):
     """What all scripted services have: a name, an incarnation, heartbeats, and tasks that can be killed."""
 
     service = ""
@@ -64,8 +65,8 @@ class Worker:
         self.version = -1
         self._tasks: list[asyncio.Task[None]] = []
 
-    def loops(self) -> list[Awaitable[None]]:
-        raise NotImplementedError
+    @abstractmethod
+    def loops(self) -> list[Awaitable[None]]: ...
 
     def start(self) -> None:
         self._tasks = [asyncio.ensure_future(loop) for loop in [*self.loops(), self.beat()]]
