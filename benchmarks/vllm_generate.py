@@ -1,5 +1,7 @@
 """Bare vLLM: the ring's prompts, seeds and engine settings, and nothing of the ring. Runs in rollout's environment.
 
+One engine has the threads and the cache of all of the ring's replicas.
+
 bin/python rollout -m benchmarks.vllm_generate --run DIR --groups FILE --out FILE
 """
 
@@ -17,7 +19,7 @@ from beamline.runtime.run_files import read_config
 def main() -> None:
     options = parse_arguments()
     config = read_config(Path(options.run))
-    environment.prepare(config.rollout.engine.threads)
+    environment.prepare(config.rollout.engine.threads * config.rollout.replicas)
     llm = start(config)
     rounds = json.loads(Path(options.groups).read_text(encoding="utf-8"))
     steps = [generate(llm, groups, config) for groups in rounds]
@@ -41,7 +43,7 @@ def start(config: RunConfig) -> Any:
         max_model_len=config.max_model_tokens,
         max_num_seqs=engine.max_num_seqs,
         max_num_batched_tokens=engine.max_num_batched_tokens,
-        kv_cache_memory_bytes=engine.kv_cache_mib << 20,
+        kv_cache_memory_bytes=config.rollout.replicas * engine.kv_cache_mib << 20,
         block_size=engine.block_size,
         enable_prefix_caching=engine.prefix_caching,
         distributed_executor_backend=InProcess,

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from benchmarks.bench import make_summary
-from benchmarks.figures import Side, Step, compare, measured_steps, rows
+from benchmarks.figures import Ring, Side, Step, compare, measured_steps, rows
 from benchmarks.sides import first_groups
 
 from beamline.protocol.config import DataSection, ModelSection, RolloutSection, RunConfig, SamplingSection
@@ -46,6 +46,12 @@ def test_time_that_no_engine_computed_is_overhead_whichever_phase_it_lies_in():
 def test_sides_with_unlike_lengths_are_compared_by_tokens_per_second():
     ring = measured_steps({1: metrics(3.0)}, 0)
     assert compare(ring, side(3.0, response_tokens=7_000), side(1.5)).step_vs_trl == pytest.approx(0.5)
+
+
+def test_a_slow_round_does_not_decide():
+    rounds = [measured_steps({1: metrics(seconds)}, 0) for seconds in (3.0, 9.0, 2.0)]
+    trl = Side.join(side(seconds) for seconds in (6.0, 6.0, 60.0))
+    assert compare(Ring.join(rounds), trl, side(1.5)).step_vs_trl == pytest.approx(2.0)
 
 
 def test_memory_is_the_largest_that_a_worker_told():

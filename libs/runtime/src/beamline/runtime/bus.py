@@ -60,7 +60,10 @@ class Bus(Protocol):
         ...
 
     async def follow[M: Message](self, kind: type[M], handle: Callable[[M], Awaitable[None]]) -> None:
-        """Hand over the last kept PolicyUpdate or Phase and then every newer one, in order, until cancelled."""
+        """Hand over the last kept PolicyUpdate or Phase and then newer ones, in order, until cancelled.
+
+        The newest always arrives; one that was replaced before this follower got to it may be left out.
+        """
         ...
 
     async def last[M: Message](self, kind: type[M]) -> M | None:

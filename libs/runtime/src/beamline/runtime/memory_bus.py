@@ -64,6 +64,8 @@ class MemoryBus:
             while True:
                 message = await newer.get()
                 await self._hub.pause()
+                while not newer.empty():
+                    message = newer.get_nowait()
                 await handle(decode_as(kind, message.payload))
         finally:
             self._hub.forget(newer)

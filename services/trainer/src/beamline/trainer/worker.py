@@ -87,6 +87,7 @@ class TrainerWorker:
         self._publish = publish
         self._status = status
         self._update: PolicyUpdate | None = None
+        self._trained_bytes = 0
 
     async def publish_first(self) -> None:
         """Policy 0, so that every engine starts from the trainer's own weights."""
@@ -115,14 +116,17 @@ class TrainerWorker:
         batch = await assemble(message, self._blobs)
         loaded_s = time.perf_counter() - started
         stats = await self._run(self._train, batch)
+        self._trained_bytes = rss_bytes()
         self._update = await self._make_update(message.step, {**stats, "timing/train_load": loaded_s})
         self._status.state, self._status.in_flight = WorkerState.READY, 0
         return self._update
 
     async def on_phase(self, phase: Phase) -> None:
-        """Report memory released where rollout needs the devices; save where the phase says so."""
+        """Release memory before rollout asks for the devices, and report it then; save where the phase says so."""
         if phase.phase in OTHERS_PHASES and self._settings.colocated and not phase.granted:
             await self._publish(await self._run(self._release, phase.sequence))
+        elif phase.phase is PhaseName.SYNC and self._settings.colocated:
+            await self._run(_trim)  # while the engines load, so that the next phase need not wait for it
         elif phase.phase is PhaseName.CHECKPOINT and phase.granted:
             await self._publish(await self._run(self._save))
 
@@ -152,10 +156,9 @@ class TrainerWorker:
         return manifest, Canary(tokens=tokens, logprobs=self._policy.score(tokens))
 
     def _release(self, sequence: int) -> LeaseReport:
-        """Gradients and activations are gone since the last update; hand their pages back to the system."""
-        before = rss_bytes()
-        gc.collect()
-        ctypes.CDLL(None).malloc_trim(0)
+        """What the last step had needed, and has given back by now."""
+        before = max(rss_bytes(), self._trained_bytes)
+        _trim()
         after = rss_bytes()
         return LeaseReport(
             service="trainer",
@@ -176,3 +179,9 @@ class TrainerWorker:
 
     async def _run[T, **P](self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: work(*args, **kwargs))
+
+
+def _trim() -> None:
+    """Gradients and activations are gone since the last update; hand their pages back to the system."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
