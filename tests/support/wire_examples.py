@@ -92,7 +92,13 @@ MESSAGES: tuple[m.Message, ...] = (
     m.TrainBatch(
         step=4,
         groups=[
-            m.TrainGroup(group_id="g-000007", trajectories=TRAJECTORIES, routed_experts=ROUTED, advantages=[0.5, None])
+            m.TrainGroup(
+                group_id="g-000007",
+                data_source="chained-sums",
+                trajectories=TRAJECTORIES,
+                routed_experts=ROUTED,
+                advantages=[0.5, None],
+            )
         ],
         mini_batches=[m.MiniBatch(num_loss_tokens=61, ranks=[[m.Place(group=0, sample=0)], []])],
     ),

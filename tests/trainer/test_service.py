@@ -82,7 +82,7 @@ class Ring:
             texts=[""] * 3,
         )
         ref = await self.blobs.put(f"g{step}", "trajectories", encode_blob(blob))
-        group = m.TrainGroup(group_id=f"g{step}", trajectories=ref, advantages=[1.0, -1.0, 0.5])
+        group = m.TrainGroup(group_id=f"g{step}", data_source="sums", trajectories=ref, advantages=[1.0, -1.0, 0.5])
         places = [m.Place(group=0, sample=sample) for sample in range(3)]
         mini_batch = m.MiniBatch(num_loss_tokens=sum(lengths), ranks=[places])
         return m.TrainBatch(step=step, groups=[group], mini_batches=[mini_batch])

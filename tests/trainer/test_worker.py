@@ -71,7 +71,12 @@ class Bench:
     async def batch(self, step: int) -> m.TrainBatch:
         lengths = [[5, 7], [6, 3]]
         groups = [
-            m.TrainGroup(group_id=f"g{i}", trajectories=await self.group(f"g{i}", part, i), advantages=[1.0, -1.0])
+            m.TrainGroup(
+                group_id=f"g{i}",
+                data_source="sums",
+                trajectories=await self.group(f"g{i}", part, i),
+                advantages=[1.0, -1.0],
+            )
             for i, part in enumerate(lengths)
         ]
         minis = [

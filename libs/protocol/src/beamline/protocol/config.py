@@ -71,6 +71,42 @@ class DataSection(Section, kw_only=True):
     )
 
 
+type Bounds = tuple[PositiveFloat, PositiveFloat]
+
+
+class OffPolicySection(Section, kw_only=True):
+    """Corrections for the mismatch between engine and trainer, in the order in which they apply; all off by default."""
+
+    outlier_bounds: Bounds | None = None
+    """Drop a sequence with any token whose exp(mismatch) lies outside; 1e-4 and 100 are usual."""
+    token_mask_bounds: Bounds | None = None
+    """Drop the tokens whose exp(mismatch) lies outside; 0.5 and 2 are usual."""
+    importance: str = "none"
+    """none, token or sequence: weight by min(ratio, importance_cap), truncated importance sampling."""
+    importance_cap: PositiveFloat | None = None
+    """Left out it is 2 for token and 5 for sequence."""
+    sequence_mask: str = "none"
+    """none, geometric or product: keep a sequence whose mean (product) ratio lies within sequence_mask_bounds."""
+    sequence_mask_bounds: Bounds | None = None
+    """Left out it is 0.99 and 1.01 for geometric, 0.5 and 2 for product."""
+
+    def __post_init__(self) -> None:
+        for name, value, known in (
+            ("importance", self.importance, ("none", "token", "sequence")),
+            ("sequence_mask", self.sequence_mask, ("none", "geometric", "product")),
+        ):
+            if value not in known:
+                raise ValueError(f"{name}={value!r}: must be one of {', '.join(known)}")
+        for name in ("outlier_bounds", "token_mask_bounds", "sequence_mask_bounds"):
+            bounds = getattr(self, name)
+            if bounds is not None and bounds[0] >= bounds[1]:
+                raise ValueError(f"{name}={list(bounds)}: the first must be below the second")
+        if self.importance == "none" and self.importance_cap is not None:
+            raise ValueError(f"importance_cap={self.importance_cap} has no effect: set importance to token or sequence")
+        if self.sequence_mask == "none" and self.sequence_mask_bounds is not None:
+            raise ValueError("sequence_mask_bounds has no effect: set sequence_mask to geometric or product")
+
+
 class AlgorithmSection(Section, kw_only=True):
     advantage: str = "grpo"
     normalize_std: bool = True
@@ -85,6 +121,9 @@ class AlgorithmSection(Section, kw_only=True):
     reduction: str = "token_mean"
     num_mini_batches: Positive = 2
     """Optimizer updates a step."""
+    routing_replay: bool = True
+    """R3: the trainer replays the experts that the engine chose."""
+    off_policy: OffPolicySection = OffPolicySection()
 
     def __post_init__(self) -> None:
         if self.advantage != "grpo":
@@ -127,8 +166,9 @@ class RolloutSection(Section, kw_only=True):
     group_deadline_s: PositiveFloat = 600.0
     sampling: SamplingSection = SamplingSection()
     engine: EngineSection = EngineSection()
-    canary_tolerance: PositiveFloat = 1e-3
-    """A worker whose log-probabilities differ by more from the trainer's after a sync refuses the new version."""
+    canary_tolerance: PositiveFloat | None = None
+    """A worker whose log-probabilities differ by more from the trainer's after a sync refuses the new version. Left out
+    it is that of the model's precision: 1e-3 in float32, 0.25 in bfloat16."""
 
 
 class OverlongSection(Section, kw_only=True):
@@ -177,6 +217,8 @@ class TrainerSection(Section, kw_only=True):
     eval_interval: NonNegative = 5
     """Steps between evaluations; 0 is off, the first and the last included."""
     max_tokens_per_micro_batch: Positive = 16384
+    recompute: bool = False
+    """Recompute every layer's activations in the backward pass: less memory, a third more work."""
     threads: NonNegative = 0
     """CPU threads; 0 takes all of the machine's cores when colocated, else half."""
     optimizer: OptimizerSection = OptimizerSection()
@@ -237,6 +279,13 @@ class RunConfig(Section, kw_only=True):
                 f"reward.overlong.buffer_tokens={overlong.buffer_tokens} must be under "
                 f"rollout.sampling.max_response_tokens={sampling.max_response_tokens}"
             )
+
+    @property
+    def canary_tolerance(self) -> float:
+        """As set, or that of the model's precision."""
+        if self.rollout.canary_tolerance is not None:
+            return self.rollout.canary_tolerance
+        return 1e-3 if self.model.dtype == "float32" else 0.25
 
     @property
     def max_model_tokens(self) -> int:

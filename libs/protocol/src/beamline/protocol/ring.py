@@ -133,6 +133,7 @@ class TrainGroup(Part, kw_only=True):
     """A group inside a train batch, with one advantage a trajectory (None leaves the trajectory out)."""
 
     group_id: str
+    data_source: str
     trajectories: BlobRef
     routed_experts: BlobRef | None = None
     advantages: list[float | None]

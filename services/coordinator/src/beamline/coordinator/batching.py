@@ -29,6 +29,7 @@ def train_batch(step: int, groups: list[ScoredGroup], config: AlgorithmSection, 
     train_groups = [
         TrainGroup(
             group_id=group.group_id,
+            data_source=group.task.data_source,
             trajectories=group.trajectories,
             routed_experts=group.routed_experts,
             advantages=grpo(rewards(group), normalize_std=config.normalize_std),

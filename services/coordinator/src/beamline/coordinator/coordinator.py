@@ -99,6 +99,8 @@ class Coordinator:
                 lambda: self.ready.update(step),
                 lambda: f"PolicyUpdate for step {step} from the trainer",
             )
+            # Before the journal ends the step: a coordinator that dies in between must not lose its figures.
+            self.recorder.keep_step(step, {**group_metrics(step, drawn), **update.stats})
             await self.core.commit(j.Updated(step=step))
             await self.core.release(group.group_id for group in drawn)
         return update

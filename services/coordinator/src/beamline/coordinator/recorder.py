@@ -66,6 +66,14 @@ class Recorder:
         """
         self._record(step, values)
 
+    def keep_step(self, step: int, values: Mapping[str, float]) -> None:
+        """Put on disk what of a step would end with this process; loggers hear of it when the step is recorded.
+
+        Raises:
+            BeamlineError: as `record_step`.
+        """
+        self._metrics.log(step, self._now(), _finite(step, values))
+
     def record_eval(self, result: EvalResult, completions: Iterable[Completion | dict[str, Any]]) -> None:
         """Dump the completions of an evaluated data source, then record its values under `eval/<name>/`.
 

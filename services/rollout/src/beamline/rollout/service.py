@@ -23,7 +23,7 @@ async def main(context: ServiceContext) -> None:
     config = context.config
     context.status.waiting_for = "vLLM to start"
     engine = await start_engine(config)
-    readiness = Readiness(context.status, config.rollout.canary_tolerance)
+    readiness = Readiness(context.status, config.canary_tolerance)
     try:
         worker = RolloutWorker(
             worker=context.worker,
