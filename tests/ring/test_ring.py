@@ -60,8 +60,8 @@ class Ring:
         self.bus = MemoryBus(self.hub)
         self.blobs = MemoryBlobStore()
         self.witness = Witness()
-        self.mishaps = Mishaps(failed=0.1, unmendable=0.2, equal_rewards=0.2, abstained=0.05)
-        self.trainer = ScriptedTrainer(self.bus, "trainer-0", self.witness, self.min_version)
+        self.mishaps = Mishaps(failed=0.1, unmendable=0.2, equal_rewards=0.2, abstained=0.05, spoiled=0.1)
+        self.trainer = ScriptedTrainer(self.bus, "trainer-0", self.witness, self.min_version, self.mishaps)
         self.reward = ScriptedReward(self.bus, "reward-0", 0, self.rng, self.mishaps)
         self.rollouts = [self.make_rollout(i, 0) for i in range(self.config.rollout.replicas)]
         self.num_kills = 0

@@ -6,6 +6,7 @@ tests of the coordinator alone; the services' own tests and the end-to-end tests
 
 import asyncio
 import random
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -24,6 +25,11 @@ class Mishaps:
     unmendable: float = 0.0
     equal_rewards: float = 0.0
     abstained: float = 0.0
+    spoiled: float = 0.0
+
+    def spoils(self, group_id: str) -> bool:
+        """Whether the trainer finds the group's blobs damaged; the same for every delivery."""
+        return zlib.crc32(group_id.encode()) < self.spoiled * 2**32
 
 
 @dataclass
@@ -229,9 +235,12 @@ class ScriptedReward(Worker):
 class ScriptedTrainer(Worker):
     service = "trainer"
 
-    def __init__(self, bus: Bus, name: str, witness: Witness, min_versions: Callable[[str], int]) -> None:
+    def __init__(
+        self, bus: Bus, name: str, witness: Witness, min_versions: Callable[[str], int], mishaps: Mishaps
+    ) -> None:
         super().__init__(bus, name)
-        self.witness, self.min_versions = witness, min_versions
+        self.witness, self.min_versions, self.mishaps = witness, min_versions, mishaps
+        self.failed: dict[str, str] = {}
 
     def loops(self) -> list[Awaitable[None]]:
         return [
@@ -263,7 +272,9 @@ class ScriptedTrainer(Worker):
         assert isinstance(batch, m.TrainBatch)
         if batch.step > self.version:
             self.witness.trained_steps.append(batch.step)
-            self.witness.trained_groups += [group.group_id for group in batch.groups]
+            ids = [group.group_id for group in batch.groups]
+            self.failed = {name: "a blob is cut short" for name in ids if self.mishaps.spoils(name)}
+            self.witness.trained_groups += [name for name in ids if name not in self.failed]
             oldest = [self.min_versions(group.group_id) for group in batch.groups]
             self.witness.staleness += [batch.step - 1 - version for version in oldest]
             await asyncio.sleep(0)
@@ -277,6 +288,7 @@ class ScriptedTrainer(Worker):
             manifest=NO_MANIFEST,
             canary=m.Canary(tokens=[1, 2], logprobs=[-1.0]),
             stats={"policy/loss": 0.0},
+            failed_groups=self.failed,
         )
 
 

@@ -110,6 +110,7 @@ MESSAGES: tuple[m.Message, ...] = (
         ),
         canary=m.Canary(tokens=[1, 2, 3], logprobs=[-0.5, -1.25]),
         stats={"policy/grad_norm": 0.5},
+        failed_groups={"g-000007": "trajectory 1 has 3 rows of routed experts, expected 4"},
     ),
     m.PolicyLoaded(
         worker="rollout-1", incarnation="a1b2", policy_version=4, load_s=0.125, canary_gap=1e-5, error="checksum"

@@ -57,6 +57,17 @@ def test_filtered_groups_hold_their_room_until_the_policy_is_loaded():
     assert ledger.room() == 2
 
 
+def test_a_group_that_the_trainer_could_not_read_ends_as_failed_and_the_rest_of_its_batch_as_trained():
+    ledger = make()
+    issue_and_score(ledger, [0, 1])
+    ledger.record_batch(1, kept=["g-000000", "g-000001"], filtered=[], stale=[])
+    assert sorted(ledger.record_update(1, failed=["g-000001"])) == ["g-000000", "g-000001"]
+    assert [ledger.end_of("g-000000"), ledger.end_of("g-000001")] == [End.TRAINED, End.FAILED]
+    assert closes(ledger)
+    ledger.record_loaded(1)
+    assert ledger.room() == 2
+
+
 def test_a_batch_without_a_useful_group_is_drawn_again_for_the_same_step():
     ledger = make()
     issue_and_score(ledger, [0, 1])

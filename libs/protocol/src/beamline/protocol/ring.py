@@ -180,6 +180,8 @@ class PolicyUpdate(Message, kw_only=True, tag="PolicyUpdate/1"):
     canary: Canary
     stats: dict[str, float]
     """The trainer's statistics of the step, under the names of docs/metrics.md."""
+    failed_groups: dict[str, str] = {}
+    """Groups of the batch that could not be trained, by id: what is wrong with their blobs."""
 
 
 class PolicyLoaded(Message, kw_only=True, tag="PolicyLoaded/1"):

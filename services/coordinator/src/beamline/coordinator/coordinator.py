@@ -6,6 +6,7 @@ them meet in the state and wake each other by its pulse.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 
 from opentelemetry import trace
@@ -25,6 +26,7 @@ from beamline.coordinator.step_report import PhaseClock, group_metrics, throughp
 from beamline.protocol import messages as m
 from beamline.protocol.errors import BeamlineError
 
+log = logging.getLogger(__name__)
 tracer = trace.get_tracer(__name__)
 
 MAX_EMPTY_BATCHES = 20
@@ -101,7 +103,9 @@ class Coordinator:
             )
             # Before the journal ends the step: a coordinator that dies in between must not lose its figures.
             self.recorder.keep_step(step, {**group_metrics(step, drawn), **update.stats})
-            await self.core.commit(j.Updated(step=step))
+            for group_id, why in update.failed_groups.items():
+                log.error("group %s was not trained: %s", group_id, why)
+            await self.core.commit(j.Updated(step=step, failed=list(update.failed_groups)))
             await self.core.release(group.group_id for group in drawn)
         return update
 

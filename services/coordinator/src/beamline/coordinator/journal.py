@@ -45,6 +45,8 @@ class Updated(Record, kw_only=True, tag="Updated/1"):
     """The trainer's update of the step was taken."""
 
     step: int
+    failed: list[str] = []
+    """Groups of the batch that it could not train."""
 
 
 class Evaluated(Record, kw_only=True, tag="Evaluated/1"):

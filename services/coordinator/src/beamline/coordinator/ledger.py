@@ -1,7 +1,7 @@
 """The ledger: every issued group ends in exactly one state, whatever is delivered twice or out of order.
 
     issue -> issued -> scored -> batched -> trained
-               |          |         `-----> (a batch is trained as a whole)
+               |          |         `-----> failed (the trainer could not read its blobs)
                |          `-> filtered | stale
                `-> failed
 
@@ -9,6 +9,7 @@ A pure state machine: methods are synchronous, total and idempotent, and answer 
 `issued = trained + filtered + stale + failed + in_flight`.
 """
 
+from collections.abc import Collection
 from enum import StrEnum
 
 import msgspec
@@ -160,16 +161,16 @@ class Ledger:
         bound = [g.scored for g in self._open.values() if g.step == step and g.scored is not None]
         return sorted(bound, key=lambda scored: scored.group_id)
 
-    def record_update(self, step: int) -> list[str]:
-        """The step's policy update is in: its groups end as trained. Returns their ids."""
+    def record_update(self, step: int, failed: Collection[str] = ()) -> list[str]:
+        """The step's policy update is in: its groups end as trained, but for the failed ones. Returns all their ids."""
         if step <= self.step:
             return []
-        trained = [group_id for group_id, group in self._open.items() if group.step == step]
-        for group_id in trained:
-            self._end(group_id, End.TRAINED)
-        self._unloaded[step] = self._unloaded.get(step, 0) + len(trained)
+        ended = [group_id for group_id, group in self._open.items() if group.step == step]
+        for group_id in ended:
+            self._end(group_id, End.FAILED if group_id in failed else End.TRAINED)
+        self._unloaded[step] = self._unloaded.get(step, 0) + len(ended)
         self.step = step
-        return trained
+        return ended
 
     def record_loaded(self, policy_version: int) -> None:
         """Every live worker serves this version."""

@@ -39,7 +39,7 @@ class RunState:
             case j.Batched():
                 self.ledger.record_batch(record.step, kept=record.kept, filtered=record.filtered, stale=record.stale)
             case j.Updated():
-                self.ledger.record_update(record.step)
+                self.ledger.record_update(record.step, record.failed)
             case j.Evaluated():
                 self.evaluated.add(record.policy_version)
             case j.Saved():
