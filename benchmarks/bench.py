@@ -9,10 +9,12 @@ import os
 import platform
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from benchmarks import r3
 from benchmarks.figures import Figures, Ring, Side, compare, rows
 from benchmarks.sides import FOLDER, ROOT, Bench, SideFailed
 
@@ -40,11 +42,12 @@ def main() -> int:
         rounds = [(bench.ring(), bench.vllm(), bench.trl()) for _ in range(NUM_ROUNDS)]
         rings, vllms, trls = zip(*rounds, strict=True)
         ring, vllm, trl = Ring.join(rings), Side.join(vllms), Side.join(trls)
-        figures = compare(ring, trl, vllm)
+        figures, replay = compare(ring, trl, vllm), r3.measure(bench)
     except (SideFailed, ValueError) as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1
     summary = make_summary(figures, ring, trl, vllm) | {
+        **msgspec.to_builtins(replay),
         "machine": machine(),
         "versions": versions(),
         "commands": list(dict.fromkeys(bench.commands)),
@@ -52,7 +55,7 @@ def main() -> int:
         "duration_s": round(time.monotonic() - begin, 1),
     }
     write_atomically(ROOT / SUMMARY, msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
-    show(figures, ring, trl, vllm, summary)
+    show([*rows(figures, ring, trl, vllm), *r3.rows(replay)], figures, summary)
     return 0
 
 
@@ -112,9 +115,8 @@ def versions() -> dict[str, dict[str, str]]:
     }
 
 
-def show(figures: Figures, ring: Ring, trl: Side, vllm: Side, summary: dict[str, Any]) -> None:
+def show(table: Sequence[tuple[str, str, str]], figures: Figures, summary: dict[str, Any]) -> None:
     """Print the table, then what it was measured with."""
-    table = rows(figures, ring, trl, vllm)
     widths = [max(len(row[column]) for row in table) for column in (0, 1)]
     print()
     for name, figure, remark in table:

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from benchmarks.bench import make_summary
 from benchmarks.figures import Ring, Side, Step, compare, measured_steps, rows
+from benchmarks.r3 import added_share
 from benchmarks.sides import first_groups
 
 from beamline.protocol.config import DataSection, ModelSection, RolloutSection, RunConfig, SamplingSection
@@ -52,6 +53,11 @@ def test_a_slow_round_does_not_decide():
     rounds = [measured_steps({1: metrics(seconds)}, 0) for seconds in (3.0, 9.0, 2.0)]
     trl = Side.join(side(seconds) for seconds in (6.0, 6.0, 60.0))
     assert compare(Ring.join(rounds), trl, side(1.5)).step_vs_trl == pytest.approx(2.0)
+
+
+def test_what_replay_costs_is_the_median_of_like_steps_after_the_warm_up():
+    replayed, plain = [[9.0, 4.0, 2.0], [9.0, 5.0, 8.0]], [[1.0, 3.0, 1.9], [1.0, 4.8, 6.0]]
+    assert added_share(replayed, plain) == pytest.approx((0.05 + 0.25) / 2)
 
 
 def test_memory_is_the_largest_that_a_worker_told():
