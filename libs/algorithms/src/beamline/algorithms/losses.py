@@ -4,10 +4,12 @@ Legend: L loss tokens. Reductions are the caller's: it divides by the mini-batch
 sums over micro-batches and ranks, so that no split changes the gradient.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+
+from beamline.algorithms.off_policy import OffPolicy
 
 MAX_LOG_RATIO = 20.0
 
@@ -41,6 +43,28 @@ class TokenLoss:
     """float32, detached: exp(logprobs - old_logprobs)."""
     clipped_L: Tensor
     """bool: the clip decided, so the token has no gradient."""
+
+
+@dataclass(frozen=True)
+class PolicyLoss:
+    """The loss of a run: clipped, and weighted by the corrections for the gap between engine and trainer."""
+
+    clip: Clip = Clip()
+    off_policy: OffPolicy = OffPolicy()
+
+    def __call__(
+        self,
+        logprobs_L: Tensor,
+        old_logprobs_L: Tensor,
+        rollout_logprobs_L: Tensor,
+        advantages_L: Tensor,
+        sequence_L: Tensor,
+        num_sequences: int,
+    ) -> TokenLoss:
+        """The loss of the tokens of whole sequences; `sequence_L` holds each token's, from 0 to num_sequences - 1."""
+        found = clipped_loss(logprobs_L, old_logprobs_L, advantages_L, self.clip)
+        weights_L = self.off_policy.weights(old_logprobs_L - rollout_logprobs_L, sequence_L, num_sequences)
+        return replace(found, loss_L=found.loss_L * weights_L)
 
 
 def clipped_loss(logprobs_L: Tensor, old_logprobs_L: Tensor, advantages_L: Tensor, clip: Clip) -> TokenLoss:

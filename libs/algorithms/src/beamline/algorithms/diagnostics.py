@@ -1,0 +1,132 @@
+"""Where a gap between engine and trainer comes from: the same tokens, read by the trainer in other ways.
+
+A variant is a reading that does one thing differently ("routes replayed", "softcap dropped"). The variant that comes
+closest to the engine tells what the two sides do differently. Pure functions of numpy arrays.
+
+Legend: L tokens; every array is over the same ones in the same order. NaN stands where a variant has no reading, as a
+shifted one has none at a sequence's end; those tokens are left out of its comparison.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+ENOUGH = 0.5
+"""A variant that leaves more than this share of the gap does not explain it."""
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Tokens at positions [start, end) of their responses."""
+
+    start: int
+    end: int
+    num_tokens: int
+    gap: float
+    """Mean |engine - trainer|, nats."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How close a variant comes to the engine, over the tokens that it reads."""
+
+    name: str
+    gap: float
+    """Mean |engine - variant|, nats."""
+    gap_before: float
+    """Mean |engine - trainer| of the same tokens."""
+
+    @property
+    def explained(self) -> float:
+        """Share of the gap that goes away; negative for a variant that is further off."""
+        return 1.0 - self.gap / self.gap_before if self.gap_before > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """The gap of the run's own reading, and what explains it."""
+
+    gap: float
+    """Mean |engine - trainer|, nats."""
+    fits: tuple[Fit, ...]
+    """Every variant, the closest first."""
+    cause: str | None
+    """Name of the variant that explains most of the gap; None where there is no gap, or nothing explains it."""
+    sentence: str
+
+
+def gap(engine_L: np.ndarray, trainer_L: np.ndarray) -> float:
+    """Mean |engine - trainer| over the tokens that both have read, nats; 0 for none."""
+    differences = np.abs(engine_L.astype(np.float64) - trainer_L)
+    read = differences[~np.isnan(differences)]
+    return float(read.mean()) if len(read) else 0.0
+
+
+def by_position(
+    engine_L: np.ndarray, trainer_L: np.ndarray, positions_L: np.ndarray, edges: Sequence[int]
+) -> list[Bucket]:
+    """The gap along the responses; buckets without a token are left out.
+
+    Args:
+        positions_L: of each token in its response, from 0.
+        edges: rising; each pair of neighbours bounds a bucket.
+    """
+    buckets: list[Bucket] = []
+    for start, end in zip(edges[:-1], edges[1:], strict=True):
+        inside = (positions_L >= start) & (positions_L < end)
+        if inside.any():
+            buckets.append(Bucket(start, end, int(inside.sum()), gap(engine_L[inside], trainer_L[inside])))
+    return buckets
+
+
+def shifted(logprobs_L: np.ndarray, sequence_L: np.ndarray, by: int) -> np.ndarray:
+    """Each token's reading taken from `by` places later in its sequence, NaN where that lies outside.
+
+    Args:
+        sequence_L: of each token; the tokens of a sequence follow each other.
+    """
+    found_L = np.full(len(logprobs_L), np.nan)
+    source = np.arange(len(logprobs_L)) + by
+    inside = (source >= 0) & (source < len(logprobs_L))
+    inside[inside] = sequence_L[source[inside]] == sequence_L[inside]
+    found_L[inside] = logprobs_L[source[inside]]
+    return found_L
+
+
+def attribute(
+    engine_L: np.ndarray, trainer_L: np.ndarray, variants: Mapping[str, np.ndarray], tolerance: float
+) -> Attribution:
+    """Name the largest cause of a gap: the variant that leaves least of it, if that is at most half.
+
+    Args:
+        engine_L: rollout_logprobs.
+        trainer_L: the run's own reading.
+        variants: name, as it stands in the sentence after "with", to reading; of equals the first counts.
+        tolerance: a gap that precision alone explains, nats.
+    """
+    whole = gap(engine_L, trainer_L)
+    fits = sorted(
+        (_fit(name, engine_L, trainer_L, read_L) for name, read_L in variants.items()), key=lambda fit: fit.gap
+    )
+    if whole <= tolerance:
+        return Attribution(whole, tuple(fits), None, f"The two sides agree: mean |gap| {whole:.2g} nats.")
+    best = max(fits, key=lambda fit: fit.explained, default=None)
+    if best is None or best.explained < ENOUGH:
+        tried = ", ".join(variants) or "nothing"
+        return Attribution(
+            whole,
+            tuple(fits),
+            None,
+            f"Nothing that was tried explains the mean |gap| of {whole:.2g} nats (tried: {tried}).",
+        )
+    sentence = (
+        f"The largest cause: with {best.name}, {best.explained:.0%} of the gap goes away "
+        f"(mean |gap| {best.gap_before:.2g} to {best.gap:.2g} nats)."
+    )
+    return Attribution(whole, tuple(fits), best.name, sentence)
+
+
+def _fit(name: str, engine_L: np.ndarray, trainer_L: np.ndarray, variant_L: np.ndarray) -> Fit:
+    read_L = ~np.isnan(variant_L)
+    return Fit(name, gap(engine_L[read_L], variant_L[read_L]), gap(engine_L[read_L], trainer_L[read_L]))
