@@ -18,6 +18,7 @@ from megatron.core.transformer.transformer_layer import MoETransformerLayer, Tra
 from torch import Tensor, nn
 
 from beamline.trainer.megatron.norms import RMSNorm
+from beamline.trainer.megatron.replay import replaying
 
 
 class PostNormResidual(nn.Module):
@@ -53,11 +54,15 @@ class BeamMLPLayer(MLPLayer):
 
 
 class BeamMoETransformerLayer(MoETransformerLayer):
-    """Norm, experts, post-norm residual."""
+    """Norm, experts, post-norm residual; the experts are the micro-batch's routes where it has some."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.mlp_bda = PostNormResidual(self.config, self.layer_number)
+
+    def _forward_mlp(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        with replaying(self.mlp, kwargs["packed_seq_params"].routes, (self.layer_number - 1) // 2):
+            return super()._forward_mlp(hidden_states, *args, **kwargs)
 
 
 class BeamMoELayer(MoELayer):

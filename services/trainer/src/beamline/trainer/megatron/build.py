@@ -33,10 +33,14 @@ class Model:
     path: Path
 
 
-def build_model(path: Path, layout: Layout, dtype: str = "float32") -> Model:
+def build_model(path: Path, layout: Layout, dtype: str = "float32", recompute: bool = False) -> Model:
     """Build and load the model of `path`, which `check_model_dir` has seen. `distributed.start` comes first.
 
-    Raises ConfigError naming what is missing or not supported.
+    Args:
+        recompute: keep each layer's input alone, and compute the layer again in the backward pass.
+
+    Raises:
+        ConfigError: naming what is missing or not supported.
     """
     if dtype not in DTYPES:
         raise ConfigError(f"model.dtype={dtype!r}: use one of {', '.join(DTYPES)}")
@@ -44,6 +48,9 @@ def build_model(path: Path, layout: Layout, dtype: str = "float32") -> Model:
     bridge = AutoBridge.from_hf_pretrained(path)
     provider = bridge.to_megatron_provider(load_weights=False)
     _configure(provider, layout, DTYPES[dtype])
+    if recompute:
+        provider.recompute_granularity, provider.recompute_method = "full", "uniform"
+        provider.recompute_num_layers = 1
     provider.finalize()
     groups = provider._pg_collection = ProcessGroupCollection.use_mpu_process_groups()
     model_parallel_cuda_manual_seed(0)

@@ -15,6 +15,8 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
+from beamline.trainer.megatron.replay import Routes
+
 SCALED_QUERY_LENGTH = 2048
 SCALED_QUERY_EXPONENT = 0.1
 
@@ -26,6 +28,8 @@ class PackedSequences(PackedSeqParams):
     lengths: tuple[int, ...] = ()
     positions_T: Tensor = field(default_factory=lambda: torch.empty(0))
     """float32: each token's position in its own sequence."""
+    routes: Routes | None = None
+    """Which experts to replay; None routes every token live."""
     _rotations: dict[tuple[float, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @classmethod

@@ -15,10 +15,20 @@ from megatron.core.transformer.moe.moe_layer import MoELayer, MoESubmodules
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
+from torch import Tensor
 
 from beamline.trainer.megatron.experts import SwigluExperts
 from beamline.trainer.megatron.norms import RMSNorm
 from beamline.trainer.megatron.packed import AttentionRule, PackedAttention
+from beamline.trainer.megatron.replay import replaying
+
+
+class Qwen3MoeLayer(TransformerLayer):
+    """Megatron's own; the experts are the micro-batch's routes where it has some."""
+
+    def _forward_mlp(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        with replaying(self.mlp, kwargs["packed_seq_params"].routes, self.layer_number - 1):
+            return super()._forward_mlp(hidden_states, *args, **kwargs)
 
 
 def _core_attention(config: Any, **kwargs: Any) -> PackedAttention:
@@ -42,7 +52,7 @@ def qwen3_moe_block_spec(config: Any, vp_stage: int | None = None) -> Transforme
     )
     residual_add: Any = get_bias_dropout_add
     layer = ModuleSpec(
-        module=TransformerLayer,
+        module=Qwen3MoeLayer,
         submodules=TransformerLayerSubmodules(
             input_layernorm=RMSNorm,
             self_attention=attention,
