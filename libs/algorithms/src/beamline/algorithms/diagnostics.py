@@ -7,13 +7,14 @@ Legend: L tokens; every array is over the same ones in the same order. NaN stand
 shifted one has none at a sequence's end; those tokens are left out of its comparison.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 ENOUGH = 0.5
-"""A variant that leaves more than this share of the gap does not explain it."""
+"""A variant that explains a smaller share of the gap is no cause of it."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Attribution:
     gap: float
     """Mean |engine - trainer|, nats."""
     fits: tuple[Fit, ...]
-    """Every variant, the closest first."""
+    """Every variant, by the share that it explains."""
     cause: str | None
     """Name of the variant that explains most of the gap; None where there is no gap, or nothing explains it."""
     sentence: str
@@ -73,7 +74,7 @@ def by_position(
         edges: rising; each pair of neighbours bounds a bucket.
     """
     buckets: list[Bucket] = []
-    for start, end in zip(edges[:-1], edges[1:], strict=True):
+    for start, end in itertools.pairwise(edges):
         inside = (positions_L >= start) & (positions_L < end)
         if inside.any():
             buckets.append(Bucket(start, end, int(inside.sum()), gap(engine_L[inside], trainer_L[inside])))
@@ -106,13 +107,11 @@ def attribute(
         tolerance: a gap that precision alone explains, nats.
     """
     whole = gap(engine_L, trainer_L)
-    fits = sorted(
-        (_fit(name, engine_L, trainer_L, read_L) for name, read_L in variants.items()), key=lambda fit: fit.gap
-    )
+    fits = [_fit(name, engine_L, trainer_L, read_L) for name, read_L in variants.items()]
+    fits.sort(key=lambda fit: -fit.explained)
     if whole <= tolerance:
         return Attribution(whole, tuple(fits), None, f"The two sides agree: mean |gap| {whole:.2g} nats.")
-    best = max(fits, key=lambda fit: fit.explained, default=None)
-    if best is None or best.explained < ENOUGH:
+    if not fits or fits[0].explained < ENOUGH:
         tried = ", ".join(variants) or "nothing"
         return Attribution(
             whole,
@@ -120,6 +119,7 @@ def attribute(
             None,
             f"Nothing that was tried explains the mean |gap| of {whole:.2g} nats (tried: {tried}).",
         )
+    best = fits[0]
     sentence = (
         f"The largest cause: with {best.name}, {best.explained:.0%} of the gap goes away "
         f"(mean |gap| {best.gap_before:.2g} to {best.gap:.2g} nats)."

@@ -4,7 +4,7 @@ Legend: L loss tokens. Reductions are the caller's: it divides by the mini-batch
 sums over micro-batches and ranks, so that no split changes the gradient.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -50,7 +50,7 @@ class PolicyLoss:
     """The loss of a run: clipped, and weighted by the corrections for the gap between engine and trainer."""
 
     clip: Clip = Clip()
-    off_policy: OffPolicy = OffPolicy()
+    off_policy: OffPolicy = field(default_factory=OffPolicy)
 
     def __call__(
         self,
