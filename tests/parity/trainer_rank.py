@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from beamline.algorithms.losses import Clip
+from beamline.algorithms.losses import PolicyLoss
 from beamline.trainer.batch import MicroBatch, Trajectory
 from beamline.trainer.megatron import distributed, gradients
 from beamline.trainer.megatron.build import build_model
@@ -44,6 +44,7 @@ def pack(tokens_ST: torch.Tensor) -> list[MicroBatch]:
                     loss_mask=np.ones(rest, dtype=bool),
                     rollout_logprobs=np.zeros(rest, np.float32),
                     advantage=1.0,
+                    policy_versions=np.zeros(rest, np.int64),
                 )
             ]
         )
@@ -61,7 +62,7 @@ def compute(model_dir: Path, reference: Path, layout: Layout, ranks: Ranks) -> d
     exported = {f"export.{name}": tensor.clone() for name, tensor in policy.export()}
     micro_batches = pack(tokens_ST[data_rank::data_ranks])
     logprobs = policy.logprobs(micro_batches)
-    found = policy.forward_backward(micro_batches, None, Clip(), tokens_ST.shape[0] * (tokens_ST.shape[1] - 1))
+    found = policy.forward_backward(micro_batches, None, PolicyLoss(), tokens_ST.shape[0] * (tokens_ST.shape[1] - 1))
     for ours, again in zip(logprobs, found.logprobs, strict=True):
         torch.testing.assert_close(ours, again, rtol=0, atol=1e-5)
     parameters = list(model.module.named_parameters())

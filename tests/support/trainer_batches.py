@@ -5,7 +5,12 @@ import numpy as np
 from beamline.trainer.batch import Batch, MiniBatch, Trajectory
 
 
-def trajectory(rng: np.random.Generator, vocab_size: int, num_prompt: int, num_response: int) -> Trajectory:
+DATA_SOURCES = ("sums", "words")
+
+
+def trajectory(
+    rng: np.random.Generator, vocab_size: int, num_prompt: int, num_response: int, policy_version: int = 0
+) -> Trajectory:
     """Random tokens; about one response token in ten is no loss token."""
     loss_mask = rng.random(num_response) > 0.1
     loss_mask[0] = True
@@ -15,6 +20,8 @@ def trajectory(rng: np.random.Generator, vocab_size: int, num_prompt: int, num_r
         loss_mask=loss_mask,
         rollout_logprobs=rng.normal(-3, 0.5, num_response).astype(np.float32),
         advantage=float(rng.normal()),
+        policy_versions=np.full(num_response, policy_version),
+        data_source=int(rng.integers(len(DATA_SOURCES))),
     )
 
 
@@ -24,8 +31,8 @@ def batch(step: int, vocab_size: int, num_mini_batches: int = 2, num_trajectorie
     minis: list[MiniBatch] = []
     for _ in range(num_mini_batches):
         parts = tuple(
-            trajectory(rng, vocab_size, int(rng.integers(3, 9)), int(rng.integers(4, 41)))
+            trajectory(rng, vocab_size, int(rng.integers(3, 9)), int(rng.integers(4, 41)), step - 1)
             for _ in range(num_trajectories)
         )
         minis.append(MiniBatch(parts, sum(part.num_loss_tokens for part in parts)))
-    return Batch(step, tuple(minis))
+    return Batch(step, tuple(minis), DATA_SOURCES)

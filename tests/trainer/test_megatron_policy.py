@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from beamline.algorithms.losses import Clip
+from beamline.algorithms.losses import PolicyLoss
 from beamline.models import tiny
 from beamline.protocol.errors import WeightError
 from beamline.trainer import checkpoint
@@ -53,8 +53,8 @@ def test_any_packing_gives_the_same_logprobs_and_update(model_dir: Path):
     packed = whole.logprobs(step.mini_batches[0].micro_batches(10_000))
     single = whole.logprobs([MicroBatch.pack([t]) for t in step.mini_batches[0].trajectories])
     torch.testing.assert_close(torch.cat(packed), torch.cat(single), rtol=0, atol=2e-5)
-    one = train_step(whole, step, StepConfig(Clip(), 10_000, 1e-3)).metrics()
-    many = train_step(alone, step, StepConfig(Clip(), 50, 1e-3)).metrics()
+    one = train_step(whole, step, StepConfig(PolicyLoss(), 10_000, 1e-3)).metrics()
+    many = train_step(alone, step, StepConfig(PolicyLoss(), 50, 1e-3)).metrics()
     assert many["policy/num_micro_batches"] > one["policy/num_micro_batches"] == 2
     for name in ("policy/loss", "policy/entropy", "policy/grad_norm", "policy/mismatch_abs_mean"):
         assert many[name] == pytest.approx(one[name], rel=1e-3, abs=1e-6)
@@ -78,7 +78,7 @@ def test_temperature_divides_the_capped_logits(model_dir: Path):
 
 
 def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(model_dir: Path, tmp_path: Path):
-    config = StepConfig(Clip(), 200, 3e-3)
+    config = StepConfig(PolicyLoss(), 200, 3e-3)
     policy = build(model_dir)
     train_step(policy, batch(1, VOCAB), config)
     folder = checkpoint.save(tmp_path, model_dir, checkpoint.TrainerState(1, "float32"), policy.save)
@@ -96,7 +96,7 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(model_dir: Path, tmp_pat
 
 def test_optimizer_state_of_another_model_is_refused_by_name(model_dir: Path):
     policy = build(model_dir)
-    train_step(policy, batch(1, VOCAB), StepConfig(Clip(), 200, 1e-3))
+    train_step(policy, batch(1, VOCAB), StepConfig(PolicyLoss(), 200, 1e-3))
     state = policy._optimizer.state()
     name = next(name for name in state if name.endswith("exp_avg"))
     with pytest.raises(WeightError, match=f"optimizer state {name} is missing"):
@@ -107,7 +107,7 @@ def test_updates_follow_adamw(model_dir: Path):
     """Against torch's own, unfused, on copies that are clipped by hand."""
     policy, step = build(model_dir), batch(1, VOCAB, 1)
     micro_batches, n = step.mini_batches[0].micro_batches(10_000), step.mini_batches[0].num_loss_tokens
-    policy.forward_backward(micro_batches, None, Clip(), n)
+    policy.forward_backward(micro_batches, None, PolicyLoss(), n)
     named = dict(policy._model.module.named_parameters())
     copies = {name: p.detach().clone().requires_grad_() for name, p in named.items()}
     for name, copy in copies.items():
@@ -128,7 +128,7 @@ def test_nan_in_a_gradient_leaves_weights_and_optimizer_as_they_were(model_dir: 
     policy, step = build(model_dir), batch(1, VOCAB, 1)
     before = weights(policy)
     mini_batch = step.mini_batches[0]
-    policy.forward_backward(mini_batch.micro_batches(10_000), None, Clip(), mini_batch.num_loss_tokens)
+    policy.forward_backward(mini_batch.micro_batches(10_000), None, PolicyLoss(), mini_batch.num_loss_tokens)
     next(policy._model.module.parameters()).grad.view(-1)[0] = float("nan")
     with pytest.raises(NotFinite, match="gradient norm is nan"):
         policy.optimizer_step(1e-2)
@@ -150,13 +150,13 @@ def test_bfloat16_trains_on_float32_main_weights_and_keeps_the_router_float32(mo
     assert (full - half).abs().mean() < 0.2
     for step in range(1, 4):
         # Far below bfloat16's resolution: only float32 main weights can add such updates up.
-        train_step(policy, batch(step, VOCAB), StepConfig(Clip(), 10_000, 1e-6))
+        train_step(policy, batch(step, VOCAB), StepConfig(PolicyLoss(), 10_000, 1e-6))
     main = policy._optimizer.state()["embedding.word_embeddings.weight.main"]
     assert 0 < (main - stored["model.embed_tokens.weight"].bfloat16().float()).abs().max() < 1e-4
 
 
 def test_every_loss_token_has_the_entropy_of_its_distribution(model_dir: Path):
     policy, step = build(model_dir), batch(1, VOCAB, 1)
-    found = policy.forward_backward(step.mini_batches[0].micro_batches(10_000), None, Clip(), 1)
+    found = policy.forward_backward(step.mini_batches[0].micro_batches(10_000), None, PolicyLoss(), 1)
     mean = found.entropy_sum / step.mini_batches[0].num_loss_tokens
     assert 0 < mean < np.log(VOCAB)

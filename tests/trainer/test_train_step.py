@@ -1,11 +1,13 @@
 """Invariants of a train step, on a policy whose arithmetic is a table."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
-from beamline.algorithms.losses import Clip
-from beamline.trainer.batch import Batch, MicroBatch, MiniBatch, Trajectory
+from beamline.algorithms.losses import PolicyLoss
+from beamline.trainer.batch import MicroBatch, MiniBatch
 from beamline.trainer.fake_policy import FakePolicy
 from beamline.trainer.policy import NotFinite
 from beamline.trainer.schedule import learning_rate
@@ -17,7 +19,7 @@ VOCAB = 11
 
 def run(max_tokens: int, num_mini_batches: int = 2, lr: float = 0.5) -> tuple[FakePolicy, dict[str, float]]:
     policy = FakePolicy(VOCAB)
-    stats = train_step(policy, batch(1, VOCAB, num_mini_batches), StepConfig(Clip(), max_tokens, lr))
+    stats = train_step(policy, batch(1, VOCAB, num_mini_batches), StepConfig(PolicyLoss(), max_tokens, lr))
     return policy, stats.metrics()
 
 
@@ -39,7 +41,7 @@ def test_the_gradient_is_the_mean_over_the_loss_tokens_of_the_mini_batch():
             at = t.num_prompt_tokens + index
             total = total - t.advantage * expected[t.tokens[at - 1]].log_softmax(-1)[t.tokens[at]]
     (gradient,) = torch.autograd.grad(total / step.mini_batches[0].num_loss_tokens, expected)
-    train_step(policy, step, StepConfig(Clip(), 10_000, 1.0))
+    train_step(policy, step, StepConfig(PolicyLoss(), 10_000, 1.0))
     torch.testing.assert_close(policy.table_VV.detach(), expected.detach() - gradient, rtol=1e-6, atol=1e-9)
 
 
@@ -63,7 +65,7 @@ def test_mismatch_is_the_trainer_minus_the_engine():
     policy, step = FakePolicy(VOCAB), batch(1, VOCAB, num_mini_batches=1)
     ours = np.concatenate([x.numpy() for x in policy.logprobs(step.mini_batches[0].micro_batches(10_000))])
     theirs = np.concatenate([t.rollout_logprobs[t.loss_mask] for t in step.mini_batches[0].trajectories])
-    stats = train_step(policy, step, StepConfig(Clip(), 10_000, 0.1)).metrics()
+    stats = train_step(policy, step, StepConfig(PolicyLoss(), 10_000, 0.1)).metrics()
     assert stats["policy/mismatch_mean"] == pytest.approx((ours - theirs).mean())
     assert stats["policy/mismatch_abs_mean"] == pytest.approx(np.abs(ours - theirs).mean())
     assert stats["policy/mismatch_abs_max"] == pytest.approx(np.abs(ours - theirs).max())
@@ -74,14 +76,14 @@ def test_mismatch_is_the_trainer_minus_the_engine():
 def test_a_loss_that_is_not_a_number_stops_before_the_update():
     policy, step = FakePolicy(VOCAB), batch(3, VOCAB)
     bad = step.mini_batches[1].trajectories
-    poisoned = Trajectory(
-        bad[0].tokens, bad[0].num_prompt_tokens, bad[0].loss_mask, bad[0].rollout_logprobs, float("nan")
-    )
+    poisoned = replace(bad[0], advantage=float("nan"))
     second = MiniBatch((poisoned, *bad[1:]), step.mini_batches[1].num_loss_tokens)
     with pytest.raises(
         NotFinite, match=r"step 3, mini-batch 2 of 2: loss is nan.*not applied.*lower trainer.optimizer.lr"
     ):
-        train_step(policy, Batch(3, (step.mini_batches[0], second)), StepConfig(Clip(), 10_000, 0.1))
+        train_step(
+            policy, replace(step, mini_batches=(step.mini_batches[0], second)), StepConfig(PolicyLoss(), 10_000, 0.1)
+        )
     assert policy.num_updates == 1
     assert policy.table_VV.isfinite().all()
 

@@ -6,9 +6,10 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from beamline.algorithms.losses import Clip, clipped_loss
+from beamline.algorithms.losses import PolicyLoss
 from beamline.trainer.batch import MicroBatch
-from beamline.trainer.policy import ForwardBackward, NotFinite
+from beamline.trainer.policy import ForwardBackward, NotFinite, token_loss
+from beamline.trainer.routing import RouteCounts
 
 
 class FakePolicy:
@@ -30,7 +31,7 @@ class FakePolicy:
         self,
         micro_batches: Sequence[MicroBatch],
         old_logprobs: Sequence[torch.Tensor] | None,
-        clip: Clip,
+        loss: PolicyLoss,
         num_loss_tokens: int,
     ) -> ForwardBackward:
         found: list[torch.Tensor] = []
@@ -38,12 +39,12 @@ class FakePolicy:
         num_clipped = 0
         for index, micro_batch in enumerate(micro_batches):
             logprobs_L, entropy_L = self._logprobs(micro_batch)
-            old_L = logprobs_L.detach() if old_logprobs is None else old_logprobs[index]
-            tokens = clipped_loss(logprobs_L, old_L, torch.from_numpy(micro_batch.advantages_L).double(), clip)
-            loss = tokens.loss_L.sum() / num_loss_tokens
-            loss.backward()
+            old_L = None if old_logprobs is None else old_logprobs[index]
+            tokens = token_loss(loss, micro_batch, logprobs_L, old_L)
+            mean = tokens.loss_L.sum() / num_loss_tokens
+            mean.backward()
             found.append(logprobs_L.detach())
-            loss_sum += loss.item()
+            loss_sum += mean.item()
             entropy_sum += entropy_L.sum().item()
             ratio_sum += tokens.ratio_L.sum().item()
             num_clipped += int(tokens.clipped_L.sum())
@@ -60,6 +61,9 @@ class FakePolicy:
         self.table_VV.grad = None
         self.num_updates += 1
         return norm
+
+    def take_route_counts(self) -> RouteCounts:
+        return RouteCounts.none()
 
     def export(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield "table.weight", self.table_VV.detach().float()

@@ -10,9 +10,10 @@ from typing import Protocol
 
 import torch
 
-from beamline.algorithms.losses import Clip
+from beamline.algorithms.losses import PolicyLoss, TokenLoss
 from beamline.protocol.errors import BeamlineError
 from beamline.trainer.batch import MicroBatch
+from beamline.trainer.routing import RouteCounts
 
 
 class NotFinite(BeamlineError, ArithmeticError):
@@ -32,6 +33,16 @@ class ForwardBackward:
     num_clipped: int
 
 
+def token_loss(
+    loss: PolicyLoss, micro_batch: MicroBatch, logprobs_L: torch.Tensor, old_logprobs_L: torch.Tensor | None
+) -> TokenLoss:
+    """The loss of a micro-batch's loss tokens. No old_logprobs_L means that they are logprobs_L."""
+    old_L = logprobs_L.detach() if old_logprobs_L is None else old_logprobs_L
+    columns = (micro_batch.rollout_logprobs_L, micro_batch.advantages_L, micro_batch.sequences_L)
+    rollout_L, advantages_L, sequences_L = (torch.from_numpy(column).to(logprobs_L.device) for column in columns)
+    return loss(logprobs_L, old_L, rollout_L, advantages_L, sequences_L, len(micro_batch.lengths))
+
+
 class Policy(Protocol):
     """Weights, their optimizer, and what can be done with them."""
 
@@ -43,7 +54,7 @@ class Policy(Protocol):
         self,
         micro_batches: Sequence[MicroBatch],
         old_logprobs: Sequence[torch.Tensor] | None,
-        clip: Clip,
+        loss: PolicyLoss,
         num_loss_tokens: int,
     ) -> ForwardBackward:
         """Add the gradient of the loss, already divided by `num_loss_tokens`.
@@ -58,6 +69,13 @@ class Policy(Protocol):
         """Clip, update, clear the gradient; returns the gradient norm before clipping.
 
         Raises NotFinite, leaving weights and optimizer as they were, where the norm is NaN or infinite.
+        """
+        ...
+
+    def take_route_counts(self) -> RouteCounts:
+        """What replay did, over all ranks, since this was last asked; every rank has to ask.
+
+        Each token is counted once a step: in `logprobs`, or in a `forward_backward` without old_logprobs.
         """
         ...
 

@@ -3,7 +3,7 @@
 import time
 from dataclasses import dataclass
 
-from beamline.algorithms.losses import Clip
+from beamline.algorithms.losses import PolicyLoss
 from beamline.trainer.batch import Batch
 from beamline.trainer.policy import NotFinite, Policy
 from beamline.trainer.step_stats import StepStats
@@ -13,7 +13,7 @@ from beamline.trainer.step_stats import StepStats
 class StepConfig:
     """What a step needs to know."""
 
-    clip: Clip
+    loss: PolicyLoss
     max_tokens: int
     """Of one micro-batch."""
     lr: float
@@ -24,7 +24,7 @@ def train_step(policy: Policy, batch: Batch, config: StepConfig) -> StepStats:
 
     Raises NotFinite, naming step and mini-batch, before an update that would spoil the weights.
     """
-    stats = StepStats(lr=config.lr)
+    stats = StepStats(batch.step, batch.data_sources, config.loss.off_policy, config.lr)
     started = time.perf_counter()
     plan = [mini_batch.micro_batches(config.max_tokens) for mini_batch in batch.mini_batches]
     # Before the first update. The first mini-batch's come out of its own forward pass.
@@ -34,7 +34,7 @@ def train_step(policy: Policy, batch: Batch, config: StepConfig) -> StepStats:
         started = time.perf_counter()
         num_loss_tokens = batch.mini_batches[index].num_loss_tokens
         try:
-            result = policy.forward_backward(plan[index], old_logprobs, config.clip, num_loss_tokens)
+            result = policy.forward_backward(plan[index], old_logprobs, config.loss, num_loss_tokens)
             grad_norm = policy.optimizer_step(config.lr)
         except NotFinite as error:
             raise NotFinite(
@@ -43,4 +43,5 @@ def train_step(policy: Policy, batch: Batch, config: StepConfig) -> StepStats:
             ) from error
         stats.add_update(plan[index], old_logprobs or result.logprobs, result, grad_norm)
         stats.add_time("update", started)
+    stats.add_routing(policy.take_route_counts())
     return stats

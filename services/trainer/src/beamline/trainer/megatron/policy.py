@@ -20,14 +20,16 @@ from megatron.core.tensor_parallel.mappings import (
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from beamline.algorithms.losses import Clip, clipped_loss
+from beamline.algorithms.losses import PolicyLoss
 from beamline.protocol.errors import WeightError
 from beamline.trainer.batch import MicroBatch
 from beamline.trainer.megatron.build import Model
 from beamline.trainer.megatron.head import Head, logprobs_and_entropy
 from beamline.trainer.megatron.optimizer import AdamWSettings, NamedAdamW
 from beamline.trainer.megatron.packed import PackedSequences
-from beamline.trainer.policy import ForwardBackward, NotFinite
+from beamline.trainer.megatron.replay import RouteCounter, Routes
+from beamline.trainer.policy import ForwardBackward, NotFinite, token_loss
+from beamline.trainer.routing import RouteCounts, RoutingShape
 from beamline.trainer.weights_out import write_safetensors
 
 
@@ -38,6 +40,7 @@ class _Work:
     micro_batch: MicroBatch
     head: Head
     old_logprobs_L: Tensor | None = None
+    counter: RouteCounter | None = None
 
 
 class MegatronPolicy:
@@ -56,34 +59,40 @@ class MegatronPolicy:
             group=tp if tp.size() > 1 else None,
         )
         self._device = next(model.module.parameters()).device
+        self._route_counter = RouteCounter(RoutingShape.of(model.path).num_layers, self._device)
 
     def logprobs(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
-        return self._forward_only(micro_batches, self._head)
+        return self._forward_only([_Work(m, self._head, counter=self._route_counter) for m in micro_batches])
 
     def score(self, tokens: Sequence[int]) -> list[float]:
-        found = self._forward_only([MicroBatch.of_tokens(tokens)], replace(self._head, temperature=1.0))
+        found = self._forward_only([_Work(MicroBatch.of_tokens(tokens), replace(self._head, temperature=1.0))])
         return found[0].tolist()
 
     def forward_backward(
         self,
         micro_batches: Sequence[MicroBatch],
         old_logprobs: Sequence[Tensor] | None,
-        clip: Clip,
+        loss: PolicyLoss,
         num_loss_tokens: int,
     ) -> ForwardBackward:
         olds = old_logprobs or [None] * len(micro_batches)
-        work = [_Work(m, self._head, old) for m, old in zip(micro_batches, olds, strict=True)]
-        found = self._run(work, partial(_loss, clip=clip, num_loss_tokens=num_loss_tokens), forward_only=False)
+        # Each token's route is counted once, under the weights of the step's start.
+        counter = self._route_counter if old_logprobs is None else None
+        work = [_Work(m, self._head, old, counter) for m, old in zip(micro_batches, olds, strict=True)]
+        found = self._run(work, partial(_loss, policy_loss=loss, num_loss_tokens=num_loss_tokens), forward_only=False)
         sums = torch.stack([sums for _, sums in found]).sum(0) if found else torch.zeros(4, dtype=torch.float64)
-        loss, entropy_sum, ratio_sum, num_clipped = self._from_last_stage(sums).tolist()
-        if not abs(loss) < float("inf"):
+        loss_sum, entropy_sum, ratio_sum, num_clipped = self._from_last_stage(sums).tolist()
+        if not abs(loss_sum) < float("inf"):
             self._optimizer.clear()
-            raise NotFinite(f"loss is {loss}")
+            raise NotFinite(f"loss is {loss_sum}")
         logprobs = self._share([logprobs for logprobs, _ in found], micro_batches)
-        return ForwardBackward(logprobs, loss, entropy_sum, ratio_sum, int(num_clipped))
+        return ForwardBackward(logprobs, loss_sum, entropy_sum, ratio_sum, int(num_clipped))
 
     def optimizer_step(self, lr: float) -> float:
         return self._optimizer.step(lr)
+
+    def take_route_counts(self) -> RouteCounts:
+        return self._route_counter.take()
 
     def export(self) -> Iterator[tuple[str, Tensor]]:
         bridge, module = self._model.bridge, self._model.module
@@ -111,10 +120,10 @@ class MegatronPolicy:
         self._model.bridge.load_hf_weights([self._model.module], directory / "policy")
         self._optimizer.load_state(load_file(state))
 
-    def _forward_only(self, micro_batches: Sequence[MicroBatch], head: Head) -> list[Tensor]:
+    def _forward_only(self, work: Sequence[_Work]) -> list[Tensor]:
         with torch.no_grad():
-            found = self._run([_Work(m, head) for m in micro_batches], _logprobs_only, forward_only=True)
-        return self._share(found, micro_batches)
+            found = self._run(work, _logprobs_only, forward_only=True)
+        return self._share(found, [w.micro_batch for w in work])
 
     def _run(self, work: Sequence[_Work], loss: Callable[..., Any], forward_only: bool) -> list[Any]:
         """Every micro-batch through Megatron's schedule; what `loss` found, on the last pipeline stage alone."""
@@ -132,18 +141,22 @@ class MegatronPolicy:
 
     def _forward_step(self, work: Iterator[_Work], module: Any, loss: Callable[..., Any]) -> tuple[Tensor, Any]:
         item = next(work)
-        tokens_1T, packed = self._padded(item.micro_batch)
+        tokens_1T, packed = self._padded(item.micro_batch, item.counter)
         hidden = module(input_ids=tokens_1T, position_ids=None, attention_mask=None, packed_seq_params=packed)
         return hidden, partial(loss, self, item)
 
-    def _padded(self, micro_batch: MicroBatch) -> tuple[Tensor, PackedSequences]:
+    def _padded(self, micro_batch: MicroBatch, counter: RouteCounter | None = None) -> tuple[Tensor, PackedSequences]:
         """Sequence parallelism splits the rows evenly: a last sequence of padding fills them up, outside all losses."""
         tokens = torch.from_numpy(micro_batch.tokens_T)
-        lengths, tp = micro_batch.lengths, self._model.groups.tp.size()
-        missing = -len(tokens) % tp
+        lengths, tp = micro_batch.lengths, self._model.groups.tp
+        missing = -len(tokens) % tp.size()
         if missing:
             tokens, lengths = torch.cat((tokens, tokens.new_zeros(missing))), (*lengths, missing)
-        return tokens[None].to(self._device), PackedSequences.of(lengths, self._device)
+        packed = PackedSequences.of(lengths, self._device)
+        num_rows = len(tokens) // tp.size()
+        rows = slice(tp.rank() * num_rows, (tp.rank() + 1) * num_rows)
+        packed.routes = Routes.of(micro_batch, rows, self._device, counter)
+        return tokens[None].to(self._device), packed
 
     def token_logprobs(self, hidden: Tensor, micro_batch: MicroBatch, head: Head) -> tuple[Tensor, Tensor]:
         """hidden [T or T / tp, 1, X] -> log-probability and entropy at the loss tokens, both float32 [L]."""
@@ -186,14 +199,11 @@ def _logprobs_only(policy: MegatronPolicy, work: _Work, hidden: Tensor, non_loss
 
 
 def _loss(
-    policy: MegatronPolicy, work: _Work, hidden: Tensor, *, clip: Clip, num_loss_tokens: int
+    policy: MegatronPolicy, work: _Work, hidden: Tensor, *, policy_loss: PolicyLoss, num_loss_tokens: int
 ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
     """In the form of Megatron's loss functions: loss, token count (unused: already divided), what to keep."""
     logprobs_L, entropy_L = policy.token_logprobs(hidden, work.micro_batch, work.head)
-    own_L = logprobs_L.detach()
-    old_L = own_L if work.old_logprobs_L is None else work.old_logprobs_L
-    advantages_L = torch.from_numpy(work.micro_batch.advantages_L).to(hidden.device)
-    found = clipped_loss(logprobs_L, old_L, advantages_L, clip)
+    found = token_loss(policy_loss, work.micro_batch, logprobs_L, work.old_logprobs_L)
     loss = found.loss_L.sum() / num_loss_tokens
     sums = torch.stack([loss.detach(), entropy_L.sum(), found.ratio_L.sum(), found.clipped_L.sum()]).double()
-    return loss, torch.zeros((), dtype=torch.int, device=hidden.device), (own_L, sums)
+    return loss, torch.zeros((), dtype=torch.int, device=hidden.device), (logprobs_L.detach(), sums)
