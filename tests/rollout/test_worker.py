@@ -2,29 +2,35 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from beamline.protocol import messages as m
-from beamline.protocol.blobs import Trajectories, VersionSpan, decode_blob
+from beamline.protocol.blobs import RoutedExperts, Trajectories, VersionSpan, decode_blob
 from beamline.protocol.errors import Rejected, Retryable
-from beamline.rollout.fake_engine import CACHE_BYTES, WEIGHT_BYTES, FakeEngine, token_logprob
+from beamline.rollout.fake_engine import CACHE_BYTES, WEIGHT_BYTES, FakeEngine, routes, token_logprob
 from beamline.rollout.readiness import Readiness
+from beamline.rollout.routing import RoutingLayout
 from beamline.rollout.worker import RolloutWorker
 from beamline.runtime.memory_blobs import MemoryBlobStore
 from beamline.runtime.service import WorkerStatus
 from rollout_messages import export, phase, policy_update, prompt_group
 
 CANARY_TOKENS = [5, 9, 30, 7]
+LAYOUT = RoutingLayout(num_experts=16, top_k=4, sparse_layers=(False, True, True))
 
 
 class Bench:
     """A worker, and everything that it said."""
 
-    def __init__(self, engine: FakeEngine, folder: Path, *, colocated: bool = True) -> None:
+    def __init__(
+        self, engine: FakeEngine, folder: Path, *, colocated: bool = True, layout: RoutingLayout | None = None
+    ) -> None:
         self.engine, self.folder = engine, folder
         self.blobs = MemoryBlobStore()
         self.status = WorkerStatus()
@@ -38,6 +44,7 @@ class Bench:
             publish=self.say,
             readiness=self.readiness,
             colocated=colocated,
+            layout=layout,
         )
 
     async def say(self, message: m.Message) -> None:
@@ -59,6 +66,32 @@ class Bench:
         await asyncio.sleep(0)
         passing.cancel()
         return passing.done()
+
+
+class Turns:
+    """Lets a sampling engine go on a token at a time."""
+
+    def __init__(self) -> None:
+        self._waiting: asyncio.Queue[asyncio.Future[None]] = asyncio.Queue()
+
+    def wait(self) -> asyncio.Future[None]:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.put_nowait(turn)
+        return turn
+
+    async def next(self) -> asyncio.Future[None]:
+        return await self._waiting.get()
+
+    async def finish[T](self, sampling: asyncio.Task[T]) -> T:
+        """Let it go on to its end."""
+        while not sampling.done():
+            following = asyncio.create_task(self.next())
+            await asyncio.wait({sampling, following}, return_when=asyncio.FIRST_COMPLETED)
+            if following.done():
+                following.result().set_result(None)
+            else:
+                following.cancel()
+        return sampling.result()
 
 
 @pytest.fixture
@@ -106,13 +139,13 @@ async def test_a_group_that_asks_for_a_newer_policy_is_left_for_later(folder: Pa
         await bench.worker.handle(prompt_group([4], seeds=[1], min_policy_version=4))
 
 
-async def test_damaged_weights_leave_the_old_policy_and_close_the_gate_until_the_next_update(folder: Path):
+async def test_damaged_weights_leave_the_old_policy_served(folder: Path):
     bench = Bench(FakeEngine(damaged={1}), folder)
     await bench.update(0)
     refused = await bench.update(1)
     assert refused.policy_version == 1 and "damaged" in refused.error
     assert bench.status.policy_version == 0 and bench.engine.policy_version == 0
-    assert not await bench.is_open()
+    assert await bench.is_open()
     assert (await bench.update(2)).error == ""
     assert await bench.is_open() and bench.status.policy_version == 2
 
@@ -125,19 +158,53 @@ async def test_a_manifest_that_is_gone_is_reported_like_damaged_weights(folder: 
     await bench.worker.on_policy(policy_update(1, ref, m.Canary(tokens=[1], logprobs=[])))
     answer = bench.said.pop()
     assert isinstance(answer, m.PolicyLoaded) and ref.key in answer.error
-    assert bench.status.policy_version == 0 and not await bench.is_open()
+    assert bench.status.policy_version == 0 and await bench.is_open()
 
 
-async def test_a_policy_whose_canary_disagrees_is_not_served(folder: Path):
+async def test_a_policy_whose_canary_disagrees_is_refused_and_the_old_one_is_put_back(folder: Path):
     bench = Bench(FakeEngine(drifted={1}), folder)
     await bench.update(0)
     refused = await bench.update(1)
-    assert refused.canary_gap == pytest.approx(0.5) and "canary" in refused.error
+    assert refused.canary_gap == pytest.approx(0.5)
+    assert "policy 1 is refused" in refused.error and "policy 0 is served on" in refused.error
+    assert (bench.status.policy_version, bench.engine.policy_version) == (0, 0) and await bench.is_open()
+    answer = await bench.worker.handle(prompt_group([4], seeds=[1]))
+    assert isinstance(answer, m.TrajectoryGroup) and answer.max_policy_version == 0
+    with pytest.raises(Retryable, match="policy 1"):
+        await bench.worker.handle(prompt_group([4], seeds=[1], min_policy_version=1))
+    assert (await bench.update(2)).error == "" and bench.status.policy_version == 2
+
+
+async def test_nothing_is_served_where_the_old_weights_cannot_be_put_back(folder: Path):
+    first = Bench(FakeEngine(drifted={0}), folder)
+    assert "no policy is served before it" in (await first.update(0)).error
+    assert first.status.policy_version == -1 and not await first.is_open()
+    bench = Bench(FakeEngine(drifted={1}), folder)
+    await bench.update(0)
+    bench.engine.damaged = {0}
+    assert "policy 0 cannot be put back, so that none is served" in (await bench.update(1)).error
     assert bench.status.policy_version == -1 and not await bench.is_open()
+    assert "refused" in bench.status.waiting_for
     assert (await bench.update(2)).error == "" and await bench.is_open()
 
 
-async def test_a_group_under_way_while_its_policy_is_refused_fails_and_may_be_tried_again(folder: Path):
+async def test_a_group_that_sampled_from_a_refused_policy_fails_and_may_be_tried_again(folder: Path):
+    turns = Turns()
+    bench = Bench(FakeEngine(drifted={1}, wait=turns.wait), folder)
+    await bench.update(0)
+    sampling = asyncio.create_task(bench.worker.handle(prompt_group([4], seeds=[3], max_tokens=64)))
+    (await turns.next()).set_result(None)
+    token = await turns.next()
+    bench.engine.policy_version = 1  # one token while the refused policy is loaded
+    token.set_result(None)
+    token = await turns.next()
+    await bench.update(1)
+    token.set_result(None)
+    answer = await turns.finish(sampling)
+    assert isinstance(answer, m.GroupFailed) and (answer.kind, answer.retryable) == ("policy", True)
+
+
+async def test_a_group_under_way_beside_a_refused_policy_is_kept_if_none_of_its_tokens_came_from_it(folder: Path):
     turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     bench = Bench(FakeEngine(drifted={1}, wait=lambda: turn), folder)
     await bench.update(0)
@@ -146,7 +213,7 @@ async def test_a_group_under_way_while_its_policy_is_refused_fails_and_may_be_tr
     await bench.update(1)
     turn.set_result(None)
     answer = await sampling
-    assert isinstance(answer, m.GroupFailed) and (answer.kind, answer.retryable) == ("policy", True)
+    assert isinstance(answer, m.TrajectoryGroup) and answer.max_policy_version == 0
 
 
 async def test_a_repeated_update_is_answered_without_loading_twice(folder: Path):
@@ -161,28 +228,15 @@ async def test_a_repeated_update_is_answered_without_loading_twice(folder: Path)
 
 
 async def test_a_group_spans_the_policies_that_sampled_it(folder: Path):
-    turns: asyncio.Queue[asyncio.Future[None]] = asyncio.Queue()
-
-    def wait() -> asyncio.Future[None]:
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        turns.put_nowait(turn)
-        return turn
-
-    bench = Bench(FakeEngine(wait=wait), folder)
+    turns = Turns()
+    bench = Bench(FakeEngine(wait=turns.wait), folder)
     await bench.update(0)
     sampling = asyncio.create_task(bench.worker.handle(prompt_group([4], seeds=[3], max_tokens=64)))
-    (await turns.get()).set_result(None)
-    second = await turns.get()
+    (await turns.next()).set_result(None)
+    second = await turns.next()
     await bench.update(1)
     second.set_result(None)
-    while not sampling.done():
-        next_turn = asyncio.create_task(turns.get())
-        await asyncio.wait({sampling, next_turn}, return_when=asyncio.FIRST_COMPLETED)
-        if next_turn.done():
-            next_turn.result().set_result(None)
-        else:
-            next_turn.cancel()
-    answer = await sampling
+    answer = await turns.finish(sampling)
     assert isinstance(answer, m.TrajectoryGroup)
     assert (answer.min_policy_version, answer.max_policy_version) == (0, 1)
     blob = decode_blob(Trajectories, await bench.blobs.get(answer.trajectories))
@@ -233,3 +287,59 @@ async def test_a_worker_with_devices_of_its_own_releases_nothing(folder: Path):
     await bench.update(0)
     await bench.worker.on_phase(phase(m.PhaseName.TRAIN, sequence=1, granted=True))
     assert await bench.is_open() and not bench.said
+
+
+async def test_the_routes_of_what_is_trained_on_travel_in_a_blob_of_their_own(folder: Path):
+    bench = Bench(FakeEngine(layout=LAYOUT), folder, layout=LAYOUT)
+    await bench.update(0)
+    group = prompt_group([4, 5, 6], seeds=[1, 2])
+    answer = await bench.worker.handle(group)
+    assert isinstance(answer, m.TrajectoryGroup) and answer.routed_experts is not None
+    trajectories = decode_blob(Trajectories, await bench.blobs.get(answer.trajectories))
+    blob = decode_blob(RoutedExperts, await bench.blobs.get(answer.routed_experts))
+    assert (blob.num_layers, blob.top_k, blob.dtype) == (3, 4, "uint8")
+    ends = list(blob.cu_seqlens.cast("B").cast("i"))
+    assert np.diff(ends).tolist() == [2 + length for length in answer.response_lengths]
+    first = list(trajectories.tokens.cast("B").cast("i"))[: answer.response_lengths[0]]
+    expected = routes([4, 5, 6, *first[:-1]], LAYOUT)
+    assert bytes(blob.ids[: expected.nbytes]) == expected.tobytes()
+    evaluated = await bench.worker.handle(msgspec.structs.replace(group, purpose=m.Purpose.EVAL))
+    assert isinstance(evaluated, m.TrajectoryGroup) and evaluated.routed_experts is None
+
+
+def _without(ids_RLK: np.ndarray) -> np.ndarray:
+    ids_RLK[1, 2] = 0
+    return ids_RLK
+
+
+def _out_of_range(ids_RLK: np.ndarray) -> np.ndarray:
+    ids_RLK[1, 2, 3] = 16
+    return ids_RLK
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda ids: ids[:-1], r"expected \d+ rows of 12 bytes, found \d+"),
+        (lambda ids: ids[:, :2], "expected 3 layers of 4 experts as uint8, found 2 of 4"),
+        (lambda ids: ids[..., :3], "expected 3 layers of 4 experts as uint8, found 3 of 3"),
+        (lambda ids: ids.astype(np.uint16), "found 3 of 4 as uint16"),
+        (_out_of_range, "expected expert ids below 16, found 16 in row 1, layer 2"),
+        (_without, "expected 4 different experts in row 1, layer 2, found zeros"),
+        (None, "found none"),
+    ],
+    ids=["rows", "layers", "top_k", "dtype", "range", "a stage's rows", "no trace"],
+)
+async def test_a_trace_that_cannot_be_replayed_fails_its_group_by_name_and_the_worker_goes_on(
+    folder: Path, spoil: Callable[[np.ndarray], np.ndarray] | None, words: str
+):
+    engine = FakeEngine(layout=LAYOUT, spoil=spoil or (lambda _ids: None))
+    bench = Bench(engine, folder, layout=LAYOUT)
+    await bench.update(0)
+    group = prompt_group([4, 5, 6], seeds=[1, 2])
+    with pytest.raises(Rejected, match=rf"group {group.group_id}, trajectory 0: .*{words}") as rejected:
+        await bench.worker.handle(group)
+    failed = bench.worker.on_rejected(group, rejected.value)
+    assert (failed.kind, failed.retryable, failed.group_id) == ("routed_experts", False, group.group_id)
+    engine.spoil = lambda ids: ids
+    assert isinstance(await bench.worker.handle(group), m.TrajectoryGroup)

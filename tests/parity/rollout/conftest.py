@@ -1,14 +1,16 @@
-"""Real engines on randomised tiny models, each started once for all tests of a model.
+"""Real engines on randomised tiny models, each started once a layout for all tests of a model.
 
 Everything runs in one event loop, that of the session: an engine belongs to the loop that started it.
 """
 
 import gc
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 import psutil
 import pytest
@@ -16,17 +18,16 @@ import pytest_asyncio
 from safetensors.numpy import load_file
 
 from beamline.models import tiny
-from beamline.protocol.config import EngineSection
 from beamline.rollout import environment
 from beamline.rollout.engine import Engine
+from tiny_engines import ENGINE, MAX_MODEL_TOKENS
 
 REFERENCES = Path(__file__).parents[1] / "references"
 SEED, OTHER_SEED = 7, 8
 """Weights of the references, and others of the same shape."""
 
-MAX_MODEL_TOKENS = 512
-# Prompts of 96 tokens arrive in chunks of at most 64, mixed with decoding, across cached blocks of 32.
-ENGINE = EngineSection(kv_cache_mib=64, max_num_seqs=32, max_num_batched_tokens=64, block_size=32)
+
+SHARED_MEMORY = Path("/dev/shm")
 
 environment.prepare(num_threads=1)
 
@@ -53,23 +54,38 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return Model(request.param, paths[SEED], paths[OTHER_SEED], reference)
 
 
-@pytest.fixture(scope="session")
-def start() -> Callable[[Path], Awaitable[Engine]]:
-    """Starts an engine on the weights of a directory."""
-    from beamline.rollout.vllm_engine import VllmEngine
+type Start = Callable[..., AbstractAsyncContextManager[Engine]]
 
-    return partial(VllmEngine.start, dtype="float32", max_model_tokens=MAX_MODEL_TOKENS, config=ENGINE)
+
+@pytest.fixture(scope="session")
+def start() -> Start:
+    """Starts an engine on the weights of a directory, with changes to `ENGINE` by name; nothing may be left of it."""
+
+    @asynccontextmanager
+    async def running(path: Path, dtype: str = "float32", **changes: Any) -> AsyncIterator[Engine]:
+        from beamline.rollout.vllm_engine import VllmEngine
+
+        config = msgspec.structs.replace(ENGINE, **changes)
+        before, segments = set(psutil.Process().children(recursive=True)), set(SHARED_MEMORY.iterdir())
+        engine = await VllmEngine.start(path, dtype=dtype, max_model_tokens=MAX_MODEL_TOKENS, config=config)
+        started = set(psutil.Process().children(recursive=True)) - before
+        num_ranks = config.tensor_parallel * config.pipeline_parallel
+        assert len(started) >= (1 if num_ranks == 1 else 1 + num_ranks), "engine core and ranks are processes"
+        try:
+            yield engine
+        finally:
+            await engine.close()
+            gc.collect()
+        _, alive = psutil.wait_procs(list(started), timeout=20)
+        assert not alive, f"still running after close: {alive}"
+        left = {path.name for path in set(SHARED_MEMORY.iterdir()) - segments if path.name.startswith("vllm")}
+        assert not left, f"still in shared memory after close: {left}"
+
+    return running
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def engine(model: Model, start: Callable[[Path], Awaitable[Engine]]) -> AsyncIterator[Engine]:
+async def engine(model: Model, start: Start) -> AsyncIterator[Engine]:
     """Serves the reference weights as policy 0. A test that loads others puts these back."""
-    before = {child.pid for child in psutil.Process().children(recursive=True)}
-    running = await start(model.path)
-    children = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
-    assert children, "the engine core is a process of its own"
-    yield running
-    await running.close()
-    gc.collect()
-    _, alive = psutil.wait_procs(children, timeout=20)
-    assert not alive, f"still running after close: {alive}"
+    async with start(model.path) as running:
+        yield running

@@ -9,6 +9,7 @@ import pytest
 from beamline.protocol.blobs import VersionSpan
 from beamline.protocol.errors import WeightError
 from rollout_messages import export, prompt_group
+from tiny_engines import routes_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -39,32 +40,39 @@ async def test_an_update_equals_a_fresh_start_and_the_way_back_leaves_no_trace(
     assert np.abs(other_scores - own_scores).max() > 1, "the two policies hardly differ: nothing is shown"
     assert np.array_equal(await scores(engine, model), own_scores)
     assert await engine.generate(group) == own_completions
-    fresh = await start(model.other_path)
-    try:
+    async with start(model.other_path) as fresh:
         assert np.abs(await scores(fresh, model) - other_scores).max() < 1e-6
         fresh_completions = await fresh.generate(group)
-    finally:
-        await fresh.close()
     assert [c.tokens for c in fresh_completions] == [c.tokens for c in other_completions]
     for mine, theirs in zip(other_completions, fresh_completions, strict=True):
         assert np.abs(np.array(mine.logprobs) - theirs.logprobs).max() < 1e-6
         assert mine.version_spans == [VersionSpan(1, 0, len(mine.tokens))]
+        assert np.array_equal(routes_of(mine), routes_of(theirs))
 
 
 async def test_samples_under_way_go_on_under_the_new_policy_and_say_where_it_began(engine, model, own, other) -> None:
     prompt = model.reference["tokens"][1][:30].tolist()
-    long = asyncio.create_task(engine.generate(prompt_group(prompt, seeds=list(range(8)), max_tokens=300)))
+    group = prompt_group(prompt, seeds=list(range(8)), max_tokens=300)
+    undisturbed = await engine.generate(group)
+    long = asyncio.create_task(engine.generate(group))
     await engine.generate(prompt_group(prompt[:5], seeds=[1], max_tokens=8))
     await engine.load_weights(other, 1)
     completions = await long
-    crossing = [completion for completion in completions if len(completion.version_spans) == 2]
+    pairs = zip(completions, undisturbed, strict=True)
+    crossing = [(completion, before) for completion, before in pairs if len(completion.version_spans) == 2]
     assert crossing, "every sample ended before the update"
-    for completion in crossing:
+    for completion, before in crossing:
         old, new = completion.version_spans
         assert (old.policy_version, old.start, old.end) == (0, 0, new.start)
         assert (new.policy_version, new.end) == (1, len(completion.tokens))
         scored = np.array(await engine.score(prompt + completion.tokens))[len(prompt) - 1 :]
         assert np.abs(scored[new.start :] - completion.logprobs[new.start :]).max() < 1e-4
+        (after,) = await engine.generate(prompt_group(prompt + completion.tokens[:-1], seeds=[1], max_tokens=1))
+        # The row of token i is of the forward that sampled token i + 1: the prompt's are the old policy's, too.
+        switch = len(prompt) - 1 + new.start
+        assert np.array_equal(routes_of(completion)[:switch], routes_of(before)[:switch])
+        assert np.array_equal(routes_of(completion)[switch:], routes_of(after)[switch:])
+        assert not np.array_equal(routes_of(after)[:switch], routes_of(before)[:switch]), "the policies route alike"
     await engine.load_weights(own, 0)
 
 
@@ -114,3 +122,17 @@ async def test_released_memory_goes_back_to_the_machine_and_sampling_resumes_whe
     for mine, theirs in zip(await waiting, expected, strict=True):
         assert mine.tokens == theirs.tokens
         assert np.abs(np.array(mine.logprobs) - theirs.logprobs).max() < 1e-4
+        assert np.array_equal(routes_of(mine), routes_of(theirs))
+
+
+async def test_samples_under_way_while_memory_is_released_keep_tokens_and_routes(engine, model) -> None:
+    group = prompt_group(model.reference["tokens"][1][:50].tolist(), seeds=[1, 2, 3, 4], max_tokens=250)
+    expected = await engine.generate(group)
+    long = asyncio.create_task(engine.generate(group))
+    await engine.generate(prompt_group([5, 6, 7], seeds=[1], max_tokens=8))
+    assert (await engine.release_memory()).freed_bytes > 0
+    assert not long.done(), "every sample ended before the release"
+    await engine.restore_memory()
+    for mine, theirs in zip(await long, expected, strict=True):
+        assert mine.tokens == theirs.tokens
+        assert np.array_equal(routes_of(mine), routes_of(theirs))

@@ -11,21 +11,12 @@ import msgspec
 from beamline.protocol.blobs import VersionSpan
 from beamline.protocol.errors import BeamlineError
 from beamline.protocol.messages import FinishReason, PromptGroup
+from beamline.rollout.routing import RoutedTrace
 from beamline.weights.manifest import WeightManifest
 
 
 class EngineError(BeamlineError):
     """The engine broke: nothing that it was doing can be trusted, and its process must end."""
-
-
-class RoutedTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """Expert ids of one trajectory, [prompt + response - 1, layers, top_k], dense layers keeping a slot."""
-
-    num_layers: int
-    top_k: int
-    dtype: str
-    """uint8 up to 256 experts, uint16 above."""
-    ids: bytes
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +31,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     version_spans: list[VersionSpan]
     """Contiguous, from 0 to the last token."""
     routed_experts: RoutedTrace | None = None
+    """None where the engine was not told to record them."""
 
 
 class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,6 +77,10 @@ class Engine(Protocol):
 
     async def restore_memory(self) -> MemoryReport:
         """Serve again after `release_memory`; a repeat does nothing."""
+        ...
+
+    async def until_broken(self) -> None:
+        """Never returns. Raises EngineError when one of the engine's processes has ended by itself."""
         ...
 
     async def close(self) -> None:

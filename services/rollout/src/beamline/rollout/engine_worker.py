@@ -1,20 +1,26 @@
-"""What runs inside vLLM's worker processes beside its own worker: weights from shared memory, and memory given back.
+"""vLLM's worker with what a rank needs beside: weights from shared memory, memory given back, notes on every step.
 
-vLLM mixes this class into its worker on every device (`worker_extension_cls`); `collective_rpc` calls its methods by
-name. An exception here would end up as bare text on the other side, so whatever can be refused is refused before.
+`collective_rpc` calls its methods by name. An exception here would end up as bare text on the other side, so whatever
+can be refused is refused before.
 """
 
 import ctypes
 import gc
+import glob
 import logging
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
+from vllm.distributed import get_pp_group, get_tp_group
+from vllm.platforms import current_platform
+from vllm.utils.import_utils import resolve_obj_by_qualname
 
-from beamline.rollout.late_outputs import SERVED
+from beamline.rollout.late_outputs import StepNotes
+from beamline.rollout.route_capture import ROWS, RouteCapture
 from beamline.weights.manifest import WeightManifest
 from beamline.weights.shm import ShmReader
 
@@ -28,19 +34,44 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _MADV_DONTNEED = 4
 _PAGE_BYTES = 4096
 
+_OF_DEVICE = "vllm.v1.worker.cpu_worker.CPUWorker" if current_platform.is_cpu() else "vllm.v1.worker.gpu_worker.Worker"
+_Worker: Any = resolve_obj_by_qualname(_OF_DEVICE)
 
-class EngineWorker:
-    """Mixed into vLLM's worker, whose `model_runner` it uses."""
 
-    model_runner: Any
+class EngineWorker(_Worker):
+    """One rank; its first `policy_version`, and whether it notes `routed_experts`, are in vLLM's additional_config."""
 
-    def beamline_load_weights(self, manifest: bytes) -> None:
+    def init_device(self) -> None:
+        super().init_device()
+        _unlink_segments(get_tp_group().device_communicator)
+        _unlink_segments(get_pp_group().device_communicator)
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        super().load_model(*args, **kwargs)
+        settings, runner = self.vllm_config.additional_config, self.model_runner
+        self._policy_version: int = settings["policy_version"]
+        self._routes = RouteCapture(runner) if settings["routed_experts"] else None
+        if not get_pp_group().is_first_rank:
+            # vLLM makes the buffers that a stage receives into while it measures memory, which is skipped on a CPU.
+            runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
+                batch_size=runner.max_num_tokens, dtype=runner.dtype, device=runner.device
+            )
+            if self._routes is not None:
+                runner.intermediate_tensors.tensors[ROWS] = self._routes.rows
+
+    def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().sample_tokens(*args, **kwargs)
+        if output.req_ids:
+            routes, version = self._routes, self._policy_version
+            output.aux_output_connector_output = routes.take(version) if routes else StepNotes(version)
+        return output
+
+    def beamline_load_weights(self, manifest: bytes, policy_version: int) -> None:
         """Overwrite all parameters in place from the manifest's segment, packed anew where the device packs them."""
-        described = WeightManifest.decode(manifest)
-        reader = ShmReader.open(described)
+        reader = ShmReader.open(WeightManifest.decode(manifest))
         with torch.no_grad():
             self.model_runner.reload_weights(weights_iterator=_tensors(reader))
-        SERVED.version = described.policy_version
+        self._policy_version = policy_version
 
     def beamline_release_memory(self) -> tuple[int, int]:
         """Drop the key-value cache's pages; they stay mapped and read as zeros. Resident bytes before and after."""
@@ -54,6 +85,14 @@ class EngineWorker:
     def beamline_resident_bytes(self) -> int:
         """Resident memory of this process."""
         return _resident_bytes()
+
+
+def _unlink_segments(communicator: Any) -> None:
+    """Take the names from the shared memory by which CPU ranks talk: all have it open, and vLLM leaves it behind."""
+    name = getattr(getattr(communicator, "dist_module", None), "group_name", None)
+    if name is not None:
+        for segment in Path("/dev/shm").glob(f"{glob.escape(name)}_*"):
+            segment.unlink(missing_ok=True)
 
 
 def _tensors(reader: ShmReader) -> Iterator[tuple[str, torch.Tensor]]:

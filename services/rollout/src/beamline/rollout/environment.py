@@ -13,6 +13,8 @@ VLLM_ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     # Policies change every step and batches all the time; compiling stalls the first of each for seconds.
     "TORCH_COMPILE_DISABLE": "1",
+    # Routed experts are read off the batch of vLLM's first model runner, the only one that runs on every device.
+    "VLLM_USE_V2_MODEL_RUNNER": "0",
     # One engine a process, its threads placed by the operating system; tensor-parallel ranks need this on one socket.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     # How long a thread spins for its next piece of work, some tens of microseconds. By default it is milliseconds, and
@@ -22,20 +24,24 @@ VLLM_ENVIRONMENT = {
 }
 
 
-def prepare(num_threads: int) -> None:
+def prepare(num_threads: int, num_ranks: int = 1) -> None:
     """Set vLLM's environment and its number of CPU threads. Values that the user has set stay.
 
     Args:
-        num_threads: OpenMP threads of the engine's process.
+        num_threads: OpenMP threads of the whole engine, where OMP_NUM_THREADS does not say otherwise.
+        num_ranks: processes that share them.
     """
-    for name, value in {**VLLM_ENVIRONMENT, "OMP_NUM_THREADS": str(num_threads)}.items():
+    for name, value in VLLM_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    total = int(os.environ.get("OMP_NUM_THREADS", num_threads))
+    os.environ["OMP_NUM_THREADS"] = str(max(1, total // num_ranks))
 
 
 def start_engine_by_fork() -> None:
     """Let the engine's process inherit the modules that this one has imported: 5 s instead of 25 s.
 
-    Only for CPU engines, and only before this process has started threads or opened connections. vLLM writes "spawn"
-    when it builds its configuration, so this is called between that and the start.
+    Its ranks are forked from it in turn. Only for CPU engines, and only before this process has started threads or
+    opened connections. vLLM writes "spawn" when it builds its configuration, so this is called between that and the
+    start.
     """
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"

@@ -8,10 +8,13 @@ import asyncio
 import random
 from collections.abc import Callable, Collection, Sequence
 
+import numpy as np
+
 from beamline.protocol.blobs import VersionSpan
 from beamline.protocol.errors import Rejected, WeightError
 from beamline.protocol.messages import FinishReason, PromptGroup
 from beamline.rollout.engine import Completion, MemoryReport
+from beamline.rollout.routing import RoutedTrace, RoutingLayout
 from beamline.weights.manifest import WeightManifest
 
 END_TOKEN = 2
@@ -34,6 +37,8 @@ class FakeEngine:
         drifted: policy versions that load but sample from another policy, as corrupted weights would.
         wait: awaited before each token; None samples a response in one go.
         respond: text of a response, by prompt and seed.
+        layout: of the experts that it says it chose; None records no routing.
+        spoil: makes of a trace's ids [rows, layers, top_k] what is handed out instead; None for no trace.
     """
 
     def __init__(
@@ -44,12 +49,16 @@ class FakeEngine:
         drifted: Collection[int] = (),
         wait: Callable[[], asyncio.Future[None]] | None = None,
         respond: Callable[[PromptGroup, int], str] = lambda _group, seed: f"Answer: {seed}",
+        layout: RoutingLayout | None = None,
+        spoil: Callable[[np.ndarray], np.ndarray | None] = lambda ids_RLK: ids_RLK,
     ) -> None:
         self._max_model_tokens = max_model_tokens
-        self._damaged = damaged
+        self.damaged = damaged
         self._drifted = drifted
         self._wait = wait
         self._respond = respond
+        self._layout = layout
+        self.spoil = spoil
         self._serving = asyncio.Event()
         self._serving.set()
         self.policy_version = 0
@@ -62,7 +71,7 @@ class FakeEngine:
         return list(await asyncio.gather(*(self._sample(group, seed) for seed in group.seeds)))
 
     async def load_weights(self, manifest: WeightManifest, policy_version: int) -> None:
-        if policy_version in self._damaged:
+        if policy_version in self.damaged:
             raise WeightError(f"policy {manifest.policy_version}: its weights are damaged")
         self.policy_version = policy_version
 
@@ -78,6 +87,9 @@ class FakeEngine:
     async def restore_memory(self) -> MemoryReport:
         self._serving.set()
         return MemoryReport(before_bytes=WEIGHT_BYTES, after_bytes=WEIGHT_BYTES + CACHE_BYTES)
+
+    async def until_broken(self) -> None:
+        await asyncio.Event().wait()
 
     async def close(self) -> None:
         self.closed = True
@@ -102,7 +114,22 @@ class FakeEngine:
             finish_reason=FinishReason.STOP if stopped else FinishReason.LENGTH,
             text=self._respond(group, seed),
             version_spans=_spans(versions),
+            routed_experts=self._trace([*group.prompt_tokens, *tokens[:-1]]),
         )
+
+    def _trace(self, tokens: Sequence[int]) -> RoutedTrace | None:
+        if self._layout is None:
+            return None
+        ids_RLK = self.spoil(routes(tokens, self._layout))
+        return None if ids_RLK is None else RoutedTrace.of(ids_RLK)
+
+
+def routes(tokens: Sequence[int], layout: RoutingLayout) -> np.ndarray:
+    """Experts of these tokens [rows, layers, top_k], in every sparse layer others: the ones from token + layer on."""
+    first_RL = np.array(tokens)[:, None] + np.arange(layout.num_layers)
+    ids_RLK = (first_RL[..., None] + np.arange(layout.top_k)) % layout.num_experts
+    ids_RLK *= np.array(layout.sparse_layers)[:, None]
+    return ids_RLK.astype(layout.dtype)
 
 
 def _spans(versions: Sequence[int]) -> list[VersionSpan]:

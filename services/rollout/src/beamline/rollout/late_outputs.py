@@ -4,10 +4,13 @@ vLLM sends every request's token and log-probability from the engine's process t
 come. Nobody reads them before the request has ended, and with a small model the second process takes the cores away
 from the engine.
 
-Which policy a token came from is noted here, where it was sampled; vLLM's own notes are taken on arrival.
+What the workers note of a step rides along: which policy sampled its tokens, and which experts they were routed to.
+Both are kept with each token as it was sampled, whatever happens to its request afterwards: a request that is put back
+and computed again keeps the rows that it had.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -20,13 +23,15 @@ SPANS = "beamline_version_spans"
 """Key of the spans in the one free field that vLLM carries from the engine to a request's output."""
 
 
-class ServedPolicy:
-    """The policy whose weights this process has: written by its worker, read by its scheduler."""
+@dataclass(frozen=True)
+class StepNotes:
+    """What the workers say of one step, beside vLLM's own output. L layers, K experts a token."""
 
-    version = 0
-
-
-SERVED = ServedPolicy()
+    policy_version: int
+    last_rows: np.ndarray | None = None
+    """Expert ids of the last token of every request of the batch, in its order, [requests, L, K]; None without R3."""
+    prompt_rows: dict[str, np.ndarray] = field(default_factory=dict[str, np.ndarray])
+    """Expert ids of all prompt tokens, [prompt, L, K], of the requests that sampled their first token."""
 
 
 class _Held(msgspec.Struct):
@@ -34,15 +39,19 @@ class _Held(msgspec.Struct):
 
     tokens: list[int] = []
     logprobs: list[LogprobsLists] = []
+    rows: list[np.ndarray] = []
+    """Expert ids [tokens, L, K] of the prompt, then of each sampled token but the last."""
     spans: list[list[int]] = []
     """[policy version, start, end], contiguous."""
     prompt_logprobs: Any = None
 
-    def add(self, output: EngineCoreOutput) -> None:
+    def add(self, output: EngineCoreOutput, notes: StepNotes, index: int) -> None:
+        if notes.last_rows is not None:
+            self.rows.append(notes.last_rows[index, None] if self.tokens else notes.prompt_rows[output.request_id])
         start = len(self.tokens)
         self.tokens += output.new_token_ids
-        if not self.spans or self.spans[-1][0] != SERVED.version:
-            self.spans.append([SERVED.version, start, start])
+        if not self.spans or self.spans[-1][0] != notes.policy_version:
+            self.spans.append([notes.policy_version, start, start])
         self.spans[-1][2] = len(self.tokens)
         if output.new_logprobs is not None:
             self.logprobs.append(output.new_logprobs)
@@ -54,6 +63,7 @@ class _Held(msgspec.Struct):
         output.new_token_ids = self.tokens
         output.new_logprobs = _join(self.logprobs) if self.logprobs else None
         output.new_prompt_logprobs_tensors = self.prompt_logprobs
+        output.routed_experts = np.concatenate(self.rows) if self.rows else None
         output.kv_transfer_params = {SPANS: self.spans}
 
 
@@ -64,10 +74,11 @@ class LateOutputsScheduler(Scheduler):
         super().__init__(*args, **kwargs)
         self._held: dict[str, _Held] = {}
 
-    def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
-        outputs = super().update_from_output(*args, **kwargs)
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        notes, index = model_runner_output.aux_output_connector_output, model_runner_output.req_id_to_index
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
         for of_client in outputs.values():
-            of_client.outputs = [output for output in of_client.outputs if self._ends(output)]
+            of_client.outputs = [output for output in of_client.outputs if self._ends(output, notes, index)]
         return {
             client: of_client
             for client, of_client in outputs.items()
@@ -79,9 +90,10 @@ class LateOutputsScheduler(Scheduler):
         self._held = {name: held for name, held in self._held.items() if name in self.requests}
         return finished
 
-    def _ends(self, output: EngineCoreOutput) -> bool:
+    def _ends(self, output: EngineCoreOutput, notes: StepNotes, index: dict[str, int]) -> bool:
         held = self._held.setdefault(output.request_id, _Held())
-        held.add(output)
+        if output.new_token_ids:
+            held.add(output, notes, index[output.request_id])
         if output.finish_reason is None:
             return False
         del self._held[output.request_id]

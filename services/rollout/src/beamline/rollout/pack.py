@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from beamline.protocol.blobs import RoutedExperts, Trajectories, cumulative, pack_float32, pack_int32
 from beamline.protocol.messages import PromptGroup
 from beamline.rollout.engine import Completion
+from beamline.rollout.routing import RoutingLayout
 
 
 def pack_trajectories(group: PromptGroup, completions: Sequence[Completion]) -> Trajectories:
@@ -23,17 +24,18 @@ def pack_trajectories(group: PromptGroup, completions: Sequence[Completion]) -> 
     )
 
 
-def pack_routed_experts(group: PromptGroup, completions: Sequence[Completion]) -> RoutedExperts | None:
-    """The group's routed experts, or None where the engine did not record them for every completion."""
-    traces = [completion.routed_experts for completion in completions if completion.routed_experts is not None]
-    if not traces or len(traces) != len(completions):
-        return None
+def pack_routed_experts(group: PromptGroup, completions: Sequence[Completion], layout: RoutingLayout) -> RoutedExperts:
+    """The group's routed experts. Raises Rejected for a trajectory whose trace is missing, cut short or impossible."""
     lengths = [len(group.prompt_tokens) + len(completion.tokens) - 1 for completion in completions]
+    traces: list[bytes] = []
+    for index, (completion, num_rows) in enumerate(zip(completions, lengths, strict=True)):
+        trace = layout.check(completion.routed_experts, num_rows, f"group {group.group_id}, trajectory {index}")
+        traces.append(trace.ids)
     return RoutedExperts(
         group_id=group.group_id,
-        num_layers=traces[0].num_layers,
-        top_k=traces[0].top_k,
-        dtype=traces[0].dtype,
+        num_layers=layout.num_layers,
+        top_k=layout.top_k,
+        dtype=layout.dtype,
         cu_seqlens=cumulative(lengths),
-        ids=memoryview(b"".join(trace.ids for trace in traces)),
+        ids=memoryview(b"".join(traces)),
     )

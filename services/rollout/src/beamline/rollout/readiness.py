@@ -1,7 +1,8 @@
 """Whether a worker may take groups, and why not: a state machine without I/O that keeps the heartbeat's words true.
 
-It may while three things are so: it serves the newest policy that it heard of, the canary of that policy agreed with
-the trainer's, and its memory is not released.
+It may while it serves the newest policy that it heard of, or the one before where the newest was refused, and while
+its memory is not released. A policy is refused when its weights cannot be loaded or its canary disagrees with the
+trainer's.
 """
 
 import asyncio
@@ -23,6 +24,7 @@ class Readiness:
         self._canary_tolerance = canary_tolerance
         self._newest: PolicyUpdate | None = None
         self._served: PolicyUpdate | None = None
+        self._refused: set[int] = set()
         self._released = False
         self._open = asyncio.Event()
         self.canary_gap = 0.0
@@ -38,6 +40,11 @@ class Readiness:
         """Returns at once while groups may be taken."""
         await self._open.wait()
 
+    @property
+    def served(self) -> PolicyUpdate | None:
+        """The update whose policy is served."""
+        return self._served
+
     def serves(self, update: PolicyUpdate) -> bool:
         """Whether exactly these weights are served already."""
         return self._served is not None and self._served.manifest == update.manifest
@@ -48,17 +55,35 @@ class Readiness:
         self._tell()
 
     def judge(self, update: PolicyUpdate, canary_gap: float) -> str:
-        """Serve the policy that was loaded if its canary agreed; else serve none, and return why."""
-        self.canary_gap = canary_gap
-        agreed = canary_gap <= self._canary_tolerance
-        self._served = update if agreed else None
-        self._tell()
-        if agreed:
+        """Why the policy that was loaded must not be served; empty where its canary agreed."""
+        if canary_gap <= self._canary_tolerance:
             return ""
         return (
-            f"policy {update.policy_version} is not served: a log-probability of the canary differs from the trainer's "
+            f"policy {update.policy_version} is refused: a log-probability of the canary differs from the trainer's "
             f"by {canary_gap:.2e}, rollout.canary_tolerance is {self._canary_tolerance:.2e}"
         )
+
+    def serve(self, update: PolicyUpdate, canary_gap: float) -> None:
+        """The policy that was loaded is served from here on."""
+        self._served, self.canary_gap = update, canary_gap
+        self._refused.discard(update.policy_version)
+        self._tell()
+
+    def refuse(self, update: PolicyUpdate, canary_gap: float | None = None) -> None:
+        """The policy is not served, whatever was sampled from it meanwhile is void, and the one before stays."""
+        self._refused.add(update.policy_version)
+        if canary_gap is not None:
+            self.canary_gap = canary_gap
+        self._tell()
+
+    def serve_none(self) -> None:
+        """The engine holds no policy that can be trusted."""
+        self._served = None
+        self._tell()
+
+    def was_refused(self, policy_version: int) -> bool:
+        """Whether that policy was loaded and found wrong."""
+        return policy_version in self._refused
 
     def release(self) -> None:
         """Memory is given back."""
@@ -79,8 +104,11 @@ class Readiness:
         """What keeps the worker from taking groups, in words; empty when nothing does."""
         if self._newest is None:
             return "the trainer's first policy"
-        if self.policy_version != self._newest.policy_version:
-            return f"policy {self._newest.policy_version} to be loaded"
+        newest = self._newest.policy_version
+        if newest in self._refused and self._served is None:
+            return f"a policy after {newest}, which was refused"
+        if self.policy_version != newest and newest not in self._refused:
+            return f"policy {newest} to be loaded"
         return "its phase" if self._released else ""
 
     def _tell(self) -> None:

@@ -21,6 +21,7 @@ async def main(context: ServiceContext) -> None:
         EngineError: the engine broke.
     """
     config = context.config
+    layout = checkpoint.routing_layout(Path(config.model.path)) if config.algorithm.routing_replay else None
     context.status.waiting_for = "vLLM to start"
     engine = await start_engine(config)
     readiness = Readiness(context.status, config.canary_tolerance)
@@ -33,8 +34,10 @@ async def main(context: ServiceContext) -> None:
             publish=context.bus.publish,
             readiness=readiness,
             colocated=config.run.placement is Placement.COLOCATED,
+            layout=layout,
         )
         await context.until_stopped(
+            engine.until_broken(),
             context.bus.follow(PolicyUpdate, worker.on_policy),
             context.bus.follow(Phase, worker.on_phase),
             context.bus.work(
@@ -53,11 +56,13 @@ async def start_engine(config: RunConfig) -> Engine:
     """Import vLLM, which takes long, beside the event loop, then start it on the configured model."""
     model_path = Path(config.model.path)
     checkpoint.check_servable(model_path, config.max_model_tokens)
-    environment.prepare(config.rollout.engine.threads)
+    engine = config.rollout.engine
+    environment.prepare(engine.threads, engine.tensor_parallel * engine.pipeline_parallel)
     module = await asyncio.to_thread(importlib.import_module, "beamline.rollout.vllm_engine")
     return await module.VllmEngine.start(
         model_path,
         dtype=config.model.dtype,
         max_model_tokens=config.max_model_tokens,
-        config=config.rollout.engine,
+        config=engine,
+        routed_experts=config.algorithm.routing_replay,
     )

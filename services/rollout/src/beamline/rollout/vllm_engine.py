@@ -1,4 +1,4 @@
-"""vLLM behind the Engine protocol: AsyncLLM in this process, its engine core in one other.
+"""vLLM behind the Engine protocol: AsyncLLM in this process, its engine core in one other, more ranks in further ones.
 
 Sampling asks for `processed_logprobs`: log softmax(logits / temperature), renormalised over what top_p keeps. Prefixes
 are cached between the samples of a prompt; the cache is dropped with every new policy. Requests under way survive an
@@ -23,6 +23,7 @@ from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 from beamline.protocol.blobs import VersionSpan
@@ -31,12 +32,13 @@ from beamline.protocol.errors import Rejected
 from beamline.protocol.messages import FinishReason, PromptGroup
 from beamline.rollout import checkpoint, cpu_norm, environment
 from beamline.rollout.engine import Completion, EngineError, MemoryReport
-from beamline.rollout.late_outputs import SERVED, SPANS, LateOutputsScheduler
+from beamline.rollout.late_outputs import SPANS, LateOutputsScheduler
+from beamline.rollout.routing import RoutedTrace
 from beamline.rollout.weight_check import check_manifest
 from beamline.weights.manifest import WeightManifest
 
 _PR_SET_PDEATHSIG = 1
-_EXTENSION = "beamline.rollout.engine_worker.EngineWorker"
+_WORKER = "beamline.rollout.engine_worker.EngineWorker"
 
 
 class InProcessExecutor(UniProcExecutor):
@@ -46,9 +48,15 @@ class InProcessExecutor(UniProcExecutor):
     """
 
     def _init_executor(self) -> None:
-        # A forked process still writes its signals into its parent's event loop: its own end would end the service.
-        signal.set_wakeup_fd(-1)
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        _end_with_parent()
+        super()._init_executor()
+
+
+class RanksExecutor(MultiprocExecutor):
+    """Runs a process a rank, and all of them no longer than this one."""
+
+    def _init_executor(self) -> None:
+        _end_with_parent()
         super()._init_executor()
 
 
@@ -72,17 +80,27 @@ class VllmEngine:
 
     @classmethod
     async def start(
-        cls, model_path: Path, *, dtype: str, max_model_tokens: int, config: EngineSection, policy_version: int = 0
+        cls,
+        model_path: Path,
+        *,
+        dtype: str,
+        max_model_tokens: int,
+        config: EngineSection,
+        routed_experts: bool = True,
+        policy_version: int = 0,
     ) -> "VllmEngine":
-        """Load the model and start the engine core. Raises ConfigError as `checkpoint.check_servable` does."""
+        """Load the model and start the engine's processes.
+
+        Completions carry routed experts if asked to and if the model has any. Raises ConfigError as
+        `checkpoint.check_servable` does.
+        """
         checkpoint.check_servable(model_path, max_model_tokens)
-        vllm_config = _engine_args(model_path, dtype, max_model_tokens, config).create_engine_config()
-        if current_platform.is_cpu() and vllm_config.parallel_config.world_size == 1:
-            SERVED.version = policy_version  # the fork inherits it
+        has_experts = checkpoint.routing_layout(model_path) is not None
+        settings = {"policy_version": policy_version, "routed_experts": routed_experts and has_experts}
+        vllm_config = _engine_args(model_path, dtype, max_model_tokens, config, settings).create_engine_config()
+        if current_platform.is_cpu():
             environment.start_engine_by_fork()
-        llm = AsyncLLM.from_vllm_config(vllm_config, disable_log_stats=True)
-        await llm.update_weight_version(str(policy_version))
-        return cls(llm, model_path)
+        return cls(AsyncLLM.from_vllm_config(vllm_config, disable_log_stats=True), model_path)
 
     async def generate(self, group: PromptGroup) -> list[Completion]:
         num_tokens = len(group.prompt_tokens) + group.sampling.max_tokens
@@ -97,8 +115,7 @@ class VllmEngine:
     async def load_weights(self, manifest: WeightManifest, policy_version: int) -> None:
         await asyncio.to_thread(check_manifest, manifest, self._shapes)
         async with self._paused():
-            await self._call("beamline_load_weights", manifest.encode())
-            await self._llm.update_weight_version(str(policy_version))
+            await self._call("beamline_load_weights", manifest.encode(), policy_version)
 
     async def score(self, tokens: Sequence[int]) -> list[float]:
         params = SamplingParams(
@@ -136,6 +153,17 @@ class VllmEngine:
                 await self._llm.resume_generation()
                 self._released = False
         return MemoryReport(before_bytes=resident, after_bytes=resident)
+
+    async def until_broken(self) -> None:
+        reader = self._llm.output_handler
+        assert reader is not None
+        await asyncio.wait({reader})
+        parallel = self._llm.vllm_config.parallel_config
+        raise EngineError(
+            f"vLLM ended by itself: its engine core or one of its {parallel.world_size} ranks died (tensor_parallel="
+            f"{parallel.tensor_parallel_size}, pipeline_parallel={parallel.pipeline_parallel_size}); its last words "
+            "are above"
+        )
 
     async def close(self) -> None:
         self._llm.shutdown()
@@ -178,7 +206,8 @@ class VllmEngine:
             ],
             finish_reason=FinishReason(output.finish_reason),
             text=self._tokenizer.decode(tokens, skip_special_tokens=True),
-            version_spans=_version_spans(whole),
+            version_spans=[VersionSpan(*span) for span in (whole.kv_transfer_params or {})[SPANS]],
+            routed_experts=None if output.routed_experts is None else RoutedTrace.of(output.routed_experts),
         )
 
     @asynccontextmanager
@@ -191,7 +220,7 @@ class VllmEngine:
             if not self._released:
                 await self._llm.resume_generation()
 
-    async def _call(self, method: str, *args: bytes) -> list[Any]:
+    async def _call(self, method: str, *args: bytes | int) -> list[Any]:
         """Call a method of EngineWorker in every worker process. Raises EngineError."""
         try:
             return await self._llm.collective_rpc(method, args=args)
@@ -199,16 +228,16 @@ class VllmEngine:
             raise EngineError(f"vLLM failed in {method}: {error}") from error
 
 
-def _version_spans(output: RequestOutput) -> list[VersionSpan]:
-    """As the engine noted them; as vLLM noted them on arrival, where engine and scheduler do not share a process."""
-    noted = (output.kv_transfer_params or {}).get(SPANS)
-    if noted is not None:
-        return [VersionSpan(*span) for span in noted]
-    spans = output.outputs[0].weight_versions or []
-    return [VersionSpan(int(span.version), span.start, span.end) for span in spans]
+def _end_with_parent() -> None:
+    """Make this process, the engine core, end when its parent does."""
+    # A forked process still writes its signals into its parent's event loop: its own end would end the service.
+    signal.set_wakeup_fd(-1)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _engine_args(model_path: Path, dtype: str, max_model_tokens: int, config: EngineSection) -> AsyncEngineArgs:
+def _engine_args(
+    model_path: Path, dtype: str, max_model_tokens: int, config: EngineSection, settings: dict[str, Any]
+) -> AsyncEngineArgs:
     single, cpu = config.tensor_parallel * config.pipeline_parallel == 1, current_platform.is_cpu()
     return AsyncEngineArgs(
         model=str(model_path),
@@ -222,9 +251,10 @@ def _engine_args(model_path: Path, dtype: str, max_model_tokens: int, config: En
         enable_prefix_caching=config.prefix_caching,
         tensor_parallel_size=config.tensor_parallel,
         pipeline_parallel_size=config.pipeline_parallel,
-        distributed_executor_backend=InProcessExecutor if single and cpu else None,
-        worker_extension_cls=_EXTENSION,
-        scheduler_cls=LateOutputsScheduler if single and cpu else None,
+        distributed_executor_backend=InProcessExecutor if single and cpu else RanksExecutor,
+        worker_cls=_WORKER,
+        additional_config=settings,
+        scheduler_cls=LateOutputsScheduler,
         async_scheduling=False,
         logprobs_mode="processed_logprobs",
         enforce_eager=cpu,

@@ -8,11 +8,12 @@ import time
 from collections.abc import Awaitable, Callable
 
 from beamline.protocol import messages as m
-from beamline.protocol.blobs import encode_blob
+from beamline.protocol.blobs import RoutedExperts, encode_blob
 from beamline.protocol.errors import BlobError, Rejected, Retryable, WeightError
-from beamline.rollout.engine import Engine
+from beamline.rollout.engine import Completion, Engine
 from beamline.rollout.pack import pack_routed_experts, pack_trajectories
 from beamline.rollout.readiness import Readiness
+from beamline.rollout.routing import RoutingLayout
 from beamline.runtime.blob_store import BlobStore
 from beamline.weights.manifest import WeightManifest
 
@@ -31,6 +32,7 @@ class RolloutWorker:
         publish: sends a message that is no answer to an input.
         readiness: what is served, and whether groups may be taken.
         colocated: whether the devices are shared, so that memory is released in the phases of others.
+        layout: of the routed experts that go with what is trained on; None without routing replay.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class RolloutWorker:
         publish: Callable[[m.Message], Awaitable[None]],
         readiness: Readiness,
         colocated: bool,
+        layout: RoutingLayout | None,
     ) -> None:
         self._worker = worker
         self._incarnation = incarnation
@@ -51,9 +54,15 @@ class RolloutWorker:
         self._publish = publish
         self._readiness = readiness
         self._colocated = colocated
+        self._layout = layout
+        self._manifest: WeightManifest | None = None
 
     async def handle(self, group: m.Message) -> m.TrajectoryGroup | m.GroupFailed:
-        """Sample a group. Raises Rejected for a prompt that does not fit, Retryable under too old a policy."""
+        """Sample a group.
+
+        Raises Rejected for a prompt that does not fit and for a routed trace that cannot be replayed, Retryable under
+        too old a policy.
+        """
         assert isinstance(group, m.PromptGroup)
         if self._readiness.policy_version < group.min_policy_version:
             raise Retryable(f"{self._worker} does not serve policy {group.min_policy_version} yet")
@@ -67,10 +76,10 @@ class RolloutWorker:
         finally:
             self._readiness.count(-1)
         generate_s = time.monotonic() - started
-        if self._readiness.policy_version < 0:
-            return self._failed(group, "policy", "the policy that it was sampled from was refused", retryable=True)
         versions = [span.policy_version for completion in completions for span in completion.version_spans]
-        trajectories, routed = pack_trajectories(group, completions), pack_routed_experts(group, completions)
+        if any(map(self._readiness.was_refused, versions)):
+            return self._failed(group, "policy", "a policy that it was sampled from was refused", retryable=True)
+        trajectories, routed = pack_trajectories(group, completions), self._routed_experts(group, completions)
         put = self._blobs.put
         return m.TrajectoryGroup(
             group_id=group.group_id,
@@ -96,15 +105,11 @@ class RolloutWorker:
     async def on_policy(self, update: m.PolicyUpdate) -> None:
         """Load a new policy, check it against the trainer's canary, and say how it went.
 
-        Weights that are damaged or not this model's leave the old policy served, but no groups are taken. A policy
-        whose canary disagrees is not served at all. Either way the next update is the way back.
+        A policy that cannot be loaded or whose canary disagrees is refused, and the one before is served on.
         """
         self._readiness.hear_of(update)
         started = time.monotonic()
-        try:
-            error = "" if self._readiness.serves(update) else await self._load(update)
-        except (WeightError, BlobError) as refused:
-            error = str(refused)
+        error = "" if self._readiness.serves(update) else await self._activate(update)
         await self._publish(
             m.PolicyLoaded(
                 worker=self._worker,
@@ -138,13 +143,49 @@ class RolloutWorker:
                 )
             )
 
-    async def _load(self, update: m.PolicyUpdate) -> str:
-        """Overwrite the engine's policy; returns why the new one is not served, or nothing."""
-        manifest = WeightManifest.decode(await self._blobs.get(update.manifest))
-        await self._engine.load_weights(manifest, update.policy_version)
+    async def _activate(self, update: m.PolicyUpdate) -> str:
+        """Serve a new policy in place of the old one; returns why it is refused, or nothing."""
+        try:
+            manifest = WeightManifest.decode(await self._blobs.get(update.manifest))
+            await self._engine.load_weights(manifest, update.policy_version)
+        except (WeightError, BlobError) as refused:
+            self._readiness.refuse(update)
+            return str(refused)
+        gap = await self._canary_gap(update)
+        error = self._readiness.judge(update, gap)
+        if error:
+            self._readiness.refuse(update, gap)
+            return f"{error}; {await self._put_back()}"
+        self._manifest = manifest
+        self._readiness.serve(update, gap)
+        return ""
+
+    async def _put_back(self) -> str:
+        """Load the policy that was served again, whose weights its transport keeps; says how it went."""
+        before = self._readiness.served
+        if before is None or self._manifest is None:
+            return "no policy is served before it"
+        try:
+            await self._engine.load_weights(self._manifest, before.policy_version)
+            error = self._readiness.judge(before, await self._canary_gap(before))
+        except WeightError as gone:
+            error = str(gone)
+        if error:
+            self._readiness.serve_none()
+            return f"policy {before.policy_version} cannot be put back, so that none is served: {error}"
+        return f"policy {before.policy_version} is served on"
+
+    async def _canary_gap(self, update: m.PolicyUpdate) -> float:
+        """Largest difference between the engine's log-probabilities of the canary and the trainer's."""
         logprobs = await self._engine.score(update.canary.tokens)
         gaps = [abs(a - b) for a, b in zip(logprobs, update.canary.logprobs, strict=True)]
-        return self._readiness.judge(update, max(gaps, default=0.0))
+        return max(gaps, default=0.0)
+
+    def _routed_experts(self, group: m.PromptGroup, completions: list[Completion]) -> RoutedExperts | None:
+        """Nothing is replayed of an evaluation."""
+        if self._layout is None or group.purpose is not m.Purpose.TRAIN:
+            return None
+        return pack_routed_experts(group, completions, self._layout)
 
     def _failed(self, group: m.PromptGroup, kind: str, text: str, *, retryable: bool) -> m.GroupFailed:
         return m.GroupFailed(
