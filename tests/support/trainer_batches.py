@@ -4,7 +4,6 @@ import numpy as np
 
 from beamline.trainer.batch import Batch, MiniBatch, Trajectory
 
-
 DATA_SOURCES = ("sums", "words")
 
 

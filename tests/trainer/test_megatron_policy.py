@@ -1,5 +1,6 @@
 """The real engine on one rank: what must not depend on packing, temperature, restarts or precision."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,15 @@ import torch
 from safetensors.torch import load_file
 
 from beamline.algorithms.losses import PolicyLoss
+from beamline.algorithms.off_policy import (
+    GeometricMask,
+    OffPolicy,
+    OutlierDrop,
+    ProductMask,
+    SequenceImportance,
+    TokenImportance,
+    TokenMask,
+)
 from beamline.models import tiny
 from beamline.protocol.errors import WeightError
 from beamline.trainer import checkpoint
@@ -160,3 +170,67 @@ def test_every_loss_token_has_the_entropy_of_its_distribution(model_dir: Path):
     found = policy.forward_backward(step.mini_batches[0].micro_batches(10_000), None, PolicyLoss(), 1)
     mean = found.entropy_sum / step.mini_batches[0].num_loss_tokens
     assert 0 < mean < np.log(VOCAB)
+
+
+CORRECTIONS = {
+    "outlier": OffPolicy(outlier=OutlierDrop(1e-4, 100.0)),
+    "token mask": OffPolicy(token_mask=TokenMask(0.5, 2.0)),
+    "token importance": OffPolicy(importance=TokenImportance(2.0)),
+    "sequence importance": OffPolicy(importance=SequenceImportance(5.0)),
+    "geometric": OffPolicy(sequence_mask=GeometricMask(0.99, 1.01)),
+    "product": OffPolicy(sequence_mask=ProductMask(0.5, 2.0)),
+}
+
+
+def planted(num_tokens: list[int]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """A mismatch for sequences of so many loss tokens, and the weights that each correction must give.
+
+    The first token's ratio is 200 in sequence 0 and 3 in sequence 1; each of sequence 2 has exp(-0.5) = 0.607; all
+    others are 1. So the token mask [0.5, 2] takes two tokens, and both sequence masks take three sequences.
+    """
+    ratios = [np.ones(num) for num in num_tokens]
+    ratios[0][0], ratios[1][0], ratios[2][:] = 200, 3, np.exp(-0.5)
+    weights = {name: [np.ones(num) for num in num_tokens] for name in CORRECTIONS}
+    weights["outlier"][0][:] = 0
+    weights["token mask"][0][0] = weights["token mask"][1][0] = 0
+    weights["token importance"][0][0] = weights["token importance"][1][0] = 2
+    weights["token importance"][2][:] = np.exp(-0.5)
+    weights["sequence importance"][0][:] = 5
+    weights["sequence importance"][1][:] = 3
+    weights["sequence importance"][2][:] = np.exp(-0.5 * num_tokens[2])
+    for sequence in range(3):
+        weights["geometric"][sequence][:] = weights["product"][sequence][:] = 0
+    return np.log(np.concatenate(ratios)), {name: np.concatenate(parts) for name, parts in weights.items()}
+
+
+def test_corrections_weight_the_gradient_and_masked_tokens_have_none(model_dir: Path):
+    """Gradients with a correction are those of a plain loss whose advantages are multiplied by the known weights."""
+    policy, step = build(model_dir), batch(1, VOCAB, 1)
+    (plain,), n = step.mini_batches[0].micro_batches(10_000), step.mini_batches[0].num_loss_tokens
+    own_L = policy.logprobs([plain])[0].numpy()
+    mismatch_L, weights = planted(np.bincount(plain.sequences_L).tolist())
+    apart = replace(plain, rollout_logprobs_L=(own_L - mismatch_L).astype(np.float32))
+
+    def gradient(micro_batch: MicroBatch, off_policy: OffPolicy) -> tuple[torch.Tensor, float]:
+        found = policy.forward_backward([micro_batch], None, PolicyLoss(off_policy=off_policy), n)
+        parts = [p.grad.flatten().clone() for p in policy._model.module.parameters() if p.grad is not None]
+        policy._optimizer.clear()
+        return torch.cat(parts), found.loss
+
+    for name, off_policy in CORRECTIONS.items():
+        weighted = replace(plain, advantages_L=(plain.advantages_L * weights[name]).astype(np.float32))
+        expected, loss = gradient(weighted, OffPolicy())
+        found, found_loss = gradient(apart, off_policy)
+        assert found_loss == pytest.approx(loss, rel=1e-5, abs=1e-6), name
+        assert (found - expected).norm() <= 1e-5 * expected.norm(), name
+
+
+def test_a_step_with_every_correction_tells_what_they_did(model_dir: Path):
+    policy, step = build(model_dir), batch(1, VOCAB)
+    off_policy = OffPolicy(OutlierDrop(1e-8, 1e8), TokenMask(0.01, 2.0), TokenImportance(), GeometricMask(1e-3, 10.0))
+    stats = train_step(policy, step, StepConfig(PolicyLoss(off_policy=off_policy), 50, 1e-3)).metrics()
+    for name in ("outlier", "token_mask", "importance", "sequence_mask"):
+        assert 0 <= stats[f"off_policy/{name}/masked"] <= 1
+        assert stats[f"off_policy/{name}/ratio_min"] <= stats[f"off_policy/{name}/ratio_max"]
+    assert 0 < stats["off_policy/token_mask/masked"] < 1
+    assert stats["policy/grad_norm"] > 0

@@ -1,18 +1,31 @@
 """Invariants of a train step, on a policy whose arithmetic is a table."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from beamline.algorithms.losses import PolicyLoss
-from beamline.trainer.batch import MicroBatch, MiniBatch
+from beamline.algorithms.losses import Clip, PolicyLoss
+from beamline.algorithms.off_policy import (
+    GeometricMask,
+    OffPolicy,
+    OutlierDrop,
+    ProductMask,
+    SequenceImportance,
+    TokenImportance,
+    TokenMask,
+)
+from beamline.protocol.config import AlgorithmSection, OffPolicySection
+from beamline.trainer.batch import Batch, MicroBatch, MiniBatch, Trajectory
 from beamline.trainer.fake_policy import FakePolicy
-from beamline.trainer.policy import NotFinite
+from beamline.trainer.loss import policy_loss
+from beamline.trainer.policy import ForwardBackward, NotFinite
 from beamline.trainer.schedule import learning_rate
+from beamline.trainer.step_stats import StepStats
 from beamline.trainer.train_step import StepConfig, train_step
-from trainer_batches import batch, trajectory
+from trainer_batches import DATA_SOURCES, batch, trajectory
 
 VOCAB = 11
 
@@ -71,6 +84,136 @@ def test_mismatch_is_the_trainer_minus_the_engine():
     assert stats["policy/mismatch_abs_max"] == pytest.approx(np.abs(ours - theirs).max())
     assert stats["tokens/loss"] == len(theirs)
     assert stats["tokens/trained"] == sum(len(t.tokens) for t in step.mini_batches[0].trajectories)
+
+
+CORRECTED = PolicyLoss(Clip(), OffPolicy(OutlierDrop(1e-3, 1e3), TokenMask(0.1, 5.0), TokenImportance(), ProductMask()))
+
+
+def test_corrections_are_the_same_for_any_split_into_micro_batches():
+    """With a rollout near the policy's own, so that some sequences are masked and some are not."""
+    updates = []
+    for max_tokens in (10_000, 60):
+        policy = FakePolicy(VOCAB)
+        step = near(policy, batch(1, VOCAB))
+        stats = train_step(policy, step, StepConfig(CORRECTED, max_tokens, 0.5)).metrics()
+        updates.append((policy.table_VV.detach(), {k: v for k, v in stats.items() if k.startswith("off_policy/")}))
+    (one, one_stats), (other, other_stats) = updates
+    torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+    assert 0 < one_stats["off_policy/sequence_mask/masked"] < 1
+    assert other_stats == pytest.approx(one_stats, rel=1e-6)
+
+
+def near(policy: FakePolicy, step: Batch) -> Batch:
+    """With rollout_logprobs that differ from the policy's log-probabilities by some tenths of a nat."""
+    rng = np.random.default_rng(7)
+
+    def moved(t: Trajectory) -> Trajectory:
+        whole = replace(t, loss_mask=np.ones_like(t.loss_mask))
+        own = policy.logprobs([MicroBatch.pack([whole])])[0].numpy()
+        return replace(t, rollout_logprobs=(own + rng.normal(0, 0.2, len(own))).astype(np.float32))
+
+    minis = (MiniBatch(tuple(map(moved, mini.trajectories)), mini.num_loss_tokens) for mini in step.mini_batches)
+    return replace(step, mini_batches=tuple(minis))
+
+
+def test_masked_tokens_stay_in_the_denominator():
+    """Of two sequences the outlier drop takes one: what is left is still divided by the tokens of both."""
+    policy = FakePolicy(VOCAB)
+    step = near(policy, batch(1, VOCAB, 1, num_trajectories=2))
+    first, second = step.mini_batches[0].trajectories
+    far = replace(second, rollout_logprobs=second.rollout_logprobs - 50)
+    alone = MiniBatch((first,), first.num_loss_tokens + second.num_loss_tokens)
+    loss = PolicyLoss(Clip(), OffPolicy(outlier=OutlierDrop()))
+    norms = []
+    for mini in (MiniBatch((first, far), alone.num_loss_tokens), alone):
+        policy.forward_backward(mini.micro_batches(10_000), None, loss, mini.num_loss_tokens)
+        norms.append(policy.optimizer_step(0.0))
+    assert norms[0] == pytest.approx(norms[1], rel=1e-9)
+
+
+def test_the_gap_is_told_by_data_source_and_staleness():
+    """Ten tokens with mismatches that are known: old_logprobs are given, rollout_logprobs are zero."""
+    mismatch = np.array([0.05, -0.15, 0.2, 0.0, -0.4, 0.09, 0.3, -0.02, 0.6, 0.08], np.float32)
+    stats = stats_of(mismatch[:4], versions=[3, 3, 3, 3], source=0, step=4)
+    other = stats_of(mismatch[4:], versions=[2, 2, 2, 3, 3, 3], source=1, step=4)
+    found = stats.metrics_of([stats.parts(), other.parts()])
+    gap = np.abs(mismatch)
+    expected = {
+        "policy/mismatch_mean": mismatch.mean(),
+        "policy/mismatch_abs_mean": gap.mean(),
+        "policy/mismatch_abs_p50": 0.12,  # sorted 0 .02 .05 .08 .09 | .15 .2 .3 .4 .6
+        "policy/mismatch_abs_p99": 0.4 + 0.91 * 0.2,  # place 0.99 x 9 = 8.91
+        "policy/mismatch_abs_max": 0.6,
+        "policy/mismatch_large": 0.5,  # .15 .2 .3 .4 .6
+        "policy/mismatch_abs_mean/sums": 0.4 / 4,
+        "policy/mismatch_abs_mean/words": 1.49 / 6,
+        "policy/mismatch_abs_mean/staleness_0": (0.4 + 0.7) / 7,
+        "policy/mismatch_abs_mean/staleness_1": 0.79 / 3,
+        "tokens/loss": 10,
+    }
+    assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-6)
+
+
+def stats_of(mismatch_L: np.ndarray, versions: list[int], source: int, step: int) -> StepStats:
+    """Of one update with one trajectory of one prompt token."""
+    num = len(mismatch_L)
+    ones, zeros = np.ones(num, bool), np.zeros(num, np.float32)
+    packed = MicroBatch.pack([Trajectory(np.arange(num + 1), 1, ones, zeros, 1.0, np.array(versions), source)])
+    stats = StepStats(step, DATA_SOURCES, OffPolicy(), lr=1.0)
+    old = torch.from_numpy(mismatch_L)
+    stats.add_update([packed], [old], ForwardBackward([old], 0.25, 1.0, 2.0, 1), grad_norm=3.0)
+    return stats
+
+
+def test_a_step_of_several_ranks_has_the_metrics_of_one():
+    """Trajectories dealt to two ranks, one of which has none in the second mini-batch."""
+    policy = FakePolicy(VOCAB)
+    step = near(policy, batch(1, VOCAB))
+    config = StepConfig(CORRECTED, 10_000, 0.0)
+    whole = train_step(policy, step, config)
+    shares = [(slice(0, 2), slice(0, 6)), (slice(2, 6), slice(6, 6))]
+    stats = [train_step(policy, share(step, parts), config) for parts in shares]
+    found = stats[0].metrics_of([one.parts() for one in stats])
+    expected = whole.metrics()
+    compared = [name for name in expected if not name.startswith(("timing/", "policy/grad_norm", "policy/num_micro"))]
+    assert "off_policy/sequence_mask/masked" in compared
+    assert {n: found[n] for n in compared} == pytest.approx({n: expected[n] for n in compared}, rel=1e-6)
+
+
+def share(step: Batch, parts: tuple[slice, slice]) -> Batch:
+    minis = (
+        MiniBatch(mini.trajectories[part], mini.num_loss_tokens)
+        for mini, part in zip(step.mini_batches, parts, strict=True)
+    )
+    return replace(step, mini_batches=tuple(minis))
+
+
+def test_every_metric_of_a_step_is_documented(is_documented):
+    policy = FakePolicy(VOCAB)
+    stats = train_step(policy, near(policy, batch(1, VOCAB)), StepConfig(CORRECTED, 10_000, 0.1)).metrics()
+    assert [name for name in stats if not is_documented(name)] == []
+
+
+@pytest.mark.parametrize(
+    ("section", "expected"),
+    [
+        ({}, OffPolicy()),
+        ({"outlier_bounds": (1e-4, 100.0)}, OffPolicy(outlier=OutlierDrop())),
+        ({"token_mask_bounds": (0.5, 2.0)}, OffPolicy(token_mask=TokenMask())),
+        ({"importance": "token"}, OffPolicy(importance=TokenImportance(2.0))),
+        ({"importance": "sequence"}, OffPolicy(importance=SequenceImportance(5.0))),
+        ({"importance": "sequence", "importance_cap": 3.0}, OffPolicy(importance=SequenceImportance(3.0))),
+        ({"sequence_mask": "geometric"}, OffPolicy(sequence_mask=GeometricMask(0.99, 1.01))),
+        ({"sequence_mask": "product"}, OffPolicy(sequence_mask=ProductMask(0.5, 2.0))),
+        (
+            {"sequence_mask": "product", "sequence_mask_bounds": (0.1, 9.0)},
+            OffPolicy(sequence_mask=ProductMask(0.1, 9.0)),
+        ),
+    ],
+)
+def test_the_loss_is_what_the_configuration_says(section: dict[str, Any], expected: OffPolicy):
+    algorithm = AlgorithmSection(clip_low=0.1, clip_high=0.3, dual_clip=3.0, off_policy=OffPolicySection(**section))
+    assert policy_loss(algorithm) == PolicyLoss(Clip(0.1, 0.3, 3.0), expected)
 
 
 def test_a_loss_that_is_not_a_number_stops_before_the_update():

@@ -81,6 +81,11 @@ def test_environment_settings(small: str) -> None:
         ("~data.evals", lambda c: c.data.evals == []),
         ("algorithm.dual_clip=3", lambda c: c.algorithm.dual_clip == 3.0),
         ("algorithm.dual_clip=null", lambda c: c.algorithm.dual_clip is None),
+        (
+            "algorithm.off_policy.token_mask_bounds=[0.5,2]",
+            lambda c: c.algorithm.off_policy.token_mask_bounds == (0.5, 2),
+        ),
+        ("algorithm.off_policy={importance: token}", lambda c: c.algorithm.off_policy.importance == "token"),
         ("trainer.optimizer.betas=[0.8,0.9]", lambda c: c.trainer.optimizer.betas == (0.8, 0.9)),
         ("trainer.optimizer={lr: 1e-3}", lambda c: c.trainer.optimizer.lr == 1e-3),
         ("data.evals=[{path: b.parquet, name: b}]", lambda c: c.data.evals[0].name == "b"),
@@ -118,6 +123,21 @@ def test_overrides(small: str, override: str, read: object) -> None:
         ("algorithm.num_mini_batches=5", ["algorithm.num_mini_batches=5 exceeds rollout.sampling.groups_per_step=4"]),
         ("reward.overlong.buffer_tokens=32", ["reward.overlong.buffer_tokens=32 must be under", "=32"]),
         ("algorithm.advantage=gae", ["algorithm: advantage='gae'", "grpo"]),
+        ("algorithm.off_policy.importance=tokens", ["importance='tokens'", "none, token, sequence"]),
+        ("algorithm.off_policy.sequence_mask=mean", ["sequence_mask='mean'", "none, geometric, product"]),
+        ("algorithm.off_policy.token_mask_bounds=[2,0.5]", ["token_mask_bounds=[2.0, 0.5]", "below the second"]),
+        ("algorithm.off_policy.outlier_bounds=[0,100]", ["outlier_bounds", "expected float > 0"]),
+        ("algorithm.off_policy.outlier_bounds=[100]", ["outlier_bounds", "length 2"]),
+        ("algorithm.off_policy.importance_cap=2", ["importance_cap=2.0 has no effect", "set importance to token"]),
+        ("algorithm.off_policy.importance_cap=-1", ["importance_cap", "expected float > 0"]),
+        (
+            "algorithm.off_policy.sequence_mask_bounds=[0.99,1.01]",
+            ["sequence_mask_bounds has no effect", "set sequence_mask to geometric"],
+        ),
+        (
+            "algorithm.off_policy.sequence_msk=product",
+            ["unknown key algorithm.off_policy.sequence_msk", "sequence_mask"],
+        ),
     ],
 )
 def test_refusals_name_key_value_and_mend(small: str, override: str, said: list[str]) -> None:

@@ -57,7 +57,8 @@ class StepStats:
         self._grad_norms.append(grad_norm)
         for micro_batch, old in zip(micro_batches, old_logprobs, strict=True):
             self._columns.append(self._columns_of(micro_batch, old.cpu().numpy()))
-            self._num_tokens += len(micro_batch.tokens_T)
+            # One without loss tokens is padding, in which this rank only keeps the others company.
+            self._num_tokens += len(micro_batch.tokens_T) if len(micro_batch.rows_L) else 0
         self._num_micro_batches += len(micro_batches)
 
     def add_time(self, part: str, started: float) -> None:
