@@ -13,6 +13,7 @@ async def main(context: ServiceContext) -> None:
     from beamline.coordinator.admission import Admission
     from beamline.coordinator.coordinator import Coordinator
     from beamline.coordinator.core import Core
+    from beamline.coordinator.doctor.keep import SampleKeeper
     from beamline.coordinator.evaluator import Evaluator
     from beamline.coordinator.launch.launcher import SERVICES
     from beamline.coordinator.launch.local import interpreter
@@ -35,7 +36,7 @@ async def main(context: ServiceContext) -> None:
     coordinator = Coordinator(
         core,
         Admission(core, train_cursor(config, tokenize), lease),
-        Evaluator(core, sets, recorder.record_eval),
+        Evaluator(core, sets, recorder.record_eval, SampleKeeper(context.run_dir / "doctor", context.blobs)),
         lease,
         recorder,
     )

@@ -23,6 +23,8 @@ HELP = "Train mixture-of-experts language models with reinforcement learning. --
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=HELP)
 data_app = typer.Typer(no_args_is_help=True, help="Prompts in parquet.")
 app.add_typer(data_app, name="data")
+doctor_app = typer.Typer(no_args_is_help=True, help="Find out what is wrong.")
+app.add_typer(doctor_app, name="doctor")
 
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="The run's name under --runs, or its folder.")]
 Runs = Annotated[Path, typer.Option("--runs", help="The folder that holds the runs.")]
@@ -154,6 +156,42 @@ def prepare(
         typer.echo(str(prepare_rows(str(name), source, directory)))
     except ValueError as error:
         raise ConfigError(str(error)) from error
+
+
+@doctor_app.command()
+def mismatch(
+    run: Annotated[
+        str, typer.Argument(metavar="[RUN]", help="A finished run's name under --runs, or its folder.")
+    ] = "",
+    model: Annotated[Path | None, typer.Option("--model", help="A Hugging Face directory instead of a run.")] = None,
+    runs: Runs = Path("runs"),
+    directory: Annotated[Path, typer.Option("--to", help="Where the findings about --model go.")] = Path("doctor"),
+    data: Annotated[Path | None, typer.Option("--data", help="Prompts to sample from, in parquet.")] = None,
+    problems: Annotated[int, typer.Option(min=1, help="Prompts to sample from.")] = 8,
+    samples: Annotated[int, typer.Option(min=1, help="Samples a prompt.")] = 8,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Response tokens of a sample.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Of the sampling.")] = None,
+    precision: Annotated[str | None, typer.Option(help="float32 or bfloat16.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Sample anew where the run has kept samples.")] = False,
+) -> None:
+    """Explain why the engine's log-probabilities differ from the trainer's, from a run's samples or from new ones."""
+    from rich.console import Console
+
+    from beamline.coordinator.doctor.case import Options, case_of_model, case_of_run
+    from beamline.coordinator.doctor.mismatch import examine
+    from beamline.coordinator.doctor.show import show
+    from beamline.coordinator.doctor.sides import Sides
+    from beamline.coordinator.launch.find_run import find_run
+
+    if bool(run) == (model is not None):
+        raise ConfigError("nothing to examine: give either a finished run's name, or --model DIR")
+    options = Options(problems, samples, max_tokens, temperature, precision, data, fresh)
+    case = case_of_model(model, directory, options) if model else case_of_run(find_run(run, runs), options)
+    sides = Sides(os.environ, threads=len(os.sched_getaffinity(0)))
+    diagnosis, page = examine(case, options, sides, lambda text: typer.echo(f"{text} ...", err=True))
+    show(diagnosis, Console(soft_wrap=True))
+    typer.echo(f"  figures    {page.with_suffix('.json')}")
+    typer.echo(f"  page       {page}")
 
 
 def _tell(run: str, runs: Path, request: "Message", effect: str) -> None:

@@ -46,6 +46,11 @@ class Evaluation:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
+    @property
+    def sampling(self) -> Sampling:
+        """How its groups are sampled."""
+        return next(iter(self._groups.values())).sampling
+
     def waiting(self) -> list[PromptGroup]:
         """Attempts that are out."""
         return list(self._waiting.values())

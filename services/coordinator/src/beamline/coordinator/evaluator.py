@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from beamline.coordinator.core import Core
 from beamline.coordinator.cursor import Prompt
+from beamline.coordinator.doctor.keep import SampleKeeper
 from beamline.coordinator.eval_dumps import Completion
 from beamline.coordinator.evaluation import Evaluation, eval_groups
 from beamline.protocol.blobs import Trajectories, decode_blob
@@ -23,12 +24,20 @@ class Evaluator:
         core: the coordinator's shared part.
         sets: each configured set with its prompts by metric name.
         record: takes each result with its completions.
+        keeper: takes a few groups of each evaluation, for the doctor.
     """
 
-    def __init__(self, core: Core, sets: list[tuple[EvalSet, PromptsByName]], record: RecordEval) -> None:
+    def __init__(
+        self,
+        core: Core,
+        sets: list[tuple[EvalSet, PromptsByName]],
+        record: RecordEval,
+        keeper: SampleKeeper | None = None,
+    ) -> None:
         self._core = core
         self._sets = sets
         self._record = record
+        self._keeper = keeper
         self._running: list[Evaluation] = []
 
     async def evaluate(self, step: int) -> dict[str, float]:
@@ -79,6 +88,7 @@ class Evaluator:
 
     async def _finish(self, step: int) -> dict[str, float]:
         values: dict[str, float] = {}
+        await self._keep(step)
         for evaluation in self._running:
             result = evaluation.result(step, self._core.config.run.seed)
             self._record(result, await _completions(evaluation, self._core.blobs))
@@ -87,6 +97,12 @@ class Evaluator:
             values |= {f"eval/{result.name}/{metric}": value for metric, value in result.values.items()}
         self._running = []
         return values
+
+    async def _keep(self, step: int) -> None:
+        """Groups of the first set that is not greedy: greedy tokens tell nothing about log-probabilities."""
+        sampled = next((e for e in self._running if e.sampling.temperature > 0 and e.scored), None)
+        if self._keeper is not None and sampled is not None:
+            await self._keeper.keep(step, sampled.sampling, sampled.scored.values(), self._core.update)
 
 
 async def _completions(evaluation: Evaluation, blobs: BlobStore) -> list[Completion]:

@@ -7,11 +7,14 @@ import json
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path, PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from beamline.coordinator.eval_dumps import dump_path, read_completions
 from beamline.coordinator.report import charts, content
 from beamline.coordinator.summary import Artifacts, Summary, read_summary, write_atomically
+
+if TYPE_CHECKING:
+    import jinja2
 
 ASSETS = Path(__file__).parent / "assets"
 
@@ -31,38 +34,46 @@ def write_report(run_dir: Path) -> Path:
 
 def render(summary: Summary, dumps: content.Dumps) -> str:
     """The page. Pure: the same input gives the same text."""
+    sections = _sections(summary)
+    drawn = [chart for _, _, found in sections for chart in found]
+    return (
+        environment(ASSETS)
+        .get_template("page.html.j2")
+        .render(
+            summary=summary,
+            tiles=content.tiles(summary),
+            sections=sections,
+            ledger_ends=content.ledger_ends(summary.ledger),
+            evaluations=content.evaluation_table(summary),
+            steps=content.step_table(summary),
+            examples=content.examples(summary, dumps),
+            settings=_flatten(summary.config),
+            libraries=_library_table(summary.versions),
+            artifacts=_links(summary.artifacts),
+            duration=content.duration(summary.duration_s),
+            style=(ASSETS / "page.css").read_text(),
+            script=(ASSETS / "page.js").read_text(),
+            chart_library=chart_library() if drawn else "",
+            specs=script_json({chart.key: chart.spec for chart in drawn}),
+        )
+    )
+
+
+def environment(*folders: Path) -> "jinja2.Environment":
+    """Templates of these folders, with all text escaped and unknown names refused."""
     import jinja2  # here, since only the end of a run needs it
 
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(ASSETS),
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folders),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    sections = _sections(summary)
-    drawn = [chart for _, _, found in sections for chart in found]
-    return environment.get_template("page.html.j2").render(
-        summary=summary,
-        tiles=content.tiles(summary),
-        sections=sections,
-        ledger_ends=content.ledger_ends(summary.ledger),
-        evaluations=content.evaluation_table(summary),
-        steps=content.step_table(summary),
-        examples=content.examples(summary, dumps),
-        settings=_flatten(summary.config),
-        libraries=_library_table(summary.versions),
-        artifacts=_links(summary.artifacts),
-        duration=content.duration(summary.duration_s),
-        style=(ASSETS / "page.css").read_text(),
-        script=(ASSETS / "page.js").read_text(),
-        chart_library=_chart_library() if drawn else "",
-        specs=_script_json({chart.key: chart.spec for chart in drawn}),
-    )
 
 
 @cache
-def _chart_library() -> str:
+def chart_library() -> str:
     """Vega, Vega-Lite and Vega-Embed as one script that sets `window.vegaEmbed`; bundling it takes a second."""
     import vl_convert
 
@@ -122,7 +133,7 @@ def _links(artifacts: Artifacts) -> list[tuple[str, str, str]]:
     return found
 
 
-def _script_json(value: object) -> str:
+def script_json(value: object) -> str:
     """JSON that may stand inside a script element: no text in it can end the element."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")

@@ -1,0 +1,1 @@
+"""`beamline doctor mismatch`: why the engine's and the trainer's log-probabilities differ."""

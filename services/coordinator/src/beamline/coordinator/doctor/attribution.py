@@ -1,0 +1,182 @@
+"""From readings to causes: what is left of the gap under each reading says what the gap is made of. Pure.
+
+The gap is mean |l|, l = trainer's - engine's log-probability of a token. A cause that one reading undoes explains what
+that reading takes away. What no reading undoes is explained by stale tokens, by the precision's rounding, then by
+weights that differ. Legend: L loss tokens.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from beamline.algorithms import diagnostics
+from beamline.algorithms.diagnostics import Fit
+from beamline.coordinator.doctor.diagnosis import Cause
+from beamline.coordinator.doctor.engine_tokens import EngineTokens
+from beamline.protocol import doctor
+
+WEIGHTS, ROUTING, PRECISION, TEMPERATURE, SOFTCAP, TOKENS, STALENESS = (
+    "weights", "routing", "precision", "temperature", "softcap", "tokenisation", "staleness",
+)  # fmt: skip
+LOGPROBS_LATE, LOGPROBS_EARLY = "log-probabilities one late", "log-probabilities one early"
+FLOORS = {"float32": 1e-4, "bfloat16": 5e-3}
+"""Mean gap that is nobody's fault. In bfloat16 it is at least that; twice the trainer's own rounding where more."""
+OTHER = {"float32": "bfloat16", "bfloat16": "float32"}
+SIZE_OF_ROUNDING = (1 / 3, 3.0)
+"""A gap of that many times bfloat16's rounding is of its size."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Everything that the causes are judged by."""
+
+    engine: EngineTokens
+    readings: Mapping[str, np.ndarray]
+    """The trainer's, float64 [L]."""
+    dtype: str
+    routing: doctor.Routing
+    temperature: float
+    softcap: float | None
+    policy_version: int
+    """Of the trainer's weights."""
+    num_weights: int
+    differing_weights: list[str]
+    comparable_weights: bool
+    """The engine's manifest is of the same policy as the trainer's weights."""
+
+    @property
+    def own(self) -> str:
+        return doctor.reading_name(self.dtype, self.routing)
+
+    @property
+    def other_routing(self) -> str:
+        return doctor.reading_name(self.dtype, "live" if self.routing == "replay" else "replay")
+
+    @property
+    def mismatch_L(self) -> np.ndarray:
+        """l under the run's own reading."""
+        return self.readings[self.own] - self.engine.logprobs_L
+
+    def gap(self, name: str) -> float:
+        """mean |l| under a reading."""
+        return diagnostics.gap(self.engine.logprobs_L, self.readings[name])
+
+    def fits(self) -> dict[str, Fit]:
+        """How close every other reading comes, those included in which log-probabilities stand one token off."""
+        own_L, sequences_L = self.readings[self.own], self.engine.sequences_L
+        variants = {name: column for name, column in self.readings.items() if name != self.own} | {
+            LOGPROBS_LATE: diagnostics.shifted(own_L, sequences_L, -1),
+            LOGPROBS_EARLY: diagnostics.shifted(own_L, sequences_L, 1),
+        }
+        found = diagnostics.attribute(self.engine.logprobs_L, own_L, variants, self.noise_floor)
+        return {fit.name: fit for fit in found.fits}
+
+    @property
+    def rounding(self) -> float:
+        """How far the trainer's two precisions are apart, with the same experts where routes are known."""
+        routing = "replay" if doctor.reading_name(self.dtype, "replay") in self.readings else "live"
+        pair = [self.readings[doctor.reading_name(dtype, routing)] for dtype in OTHER]
+        return float(np.abs(pair[0] - pair[1]).mean())
+
+    @property
+    def noise_floor(self) -> float:
+        """The largest gap that needs no explanation."""
+        return max(FLOORS[self.dtype], 2 * self.rounding if self.dtype == "bfloat16" else 0.0)
+
+    @property
+    def stale_L(self) -> np.ndarray:
+        return self.engine.versions_L != self.policy_version
+
+
+def attribute(evidence: Evidence) -> list[Cause]:
+    """Every known cause with its share of the gap, largest first."""
+    fits = evidence.fits()
+    undone = [
+        _undone(evidence, fits, ROUTING, [evidence.other_routing]),
+        _undone(evidence, fits, TEMPERATURE, [doctor.TEMPERATURE_IGNORED, doctor.TEMPERATURE_BEFORE_SOFTCAP]),
+        _undone(evidence, fits, SOFTCAP, [doctor.SOFTCAP_DROPPED]),
+        _undone(evidence, fits, TOKENS, [doctor.TOKENS_LATE, doctor.TOKENS_EARLY, LOGPROBS_LATE, LOGPROBS_EARLY]),
+    ]
+    gap = evidence.gap(evidence.own)
+    left = 1.0 - max(cause.share for cause in undone)
+    stale = _staleness(evidence, gap, left)
+    rounded = _precision(evidence, gap, left - stale.share)
+    weights = _weights(evidence, left - stale.share - rounded.share)
+    return sorted([*undone, stale, rounded, weights], key=lambda cause: -cause.share)
+
+
+def _undone(evidence: Evidence, fits: Mapping[str, Fit], name: str, readings: list[str]) -> Cause:
+    """A cause that is gone under the best of its readings."""
+    tried = [fits[reading] for reading in readings if reading in fits]
+    if not tried:
+        return Cause(name=name, share=0.0, evidence=_NOT_READ[name])
+    best = max(tried, key=lambda fit: fit.explained)
+    told = f"{_told(evidence, best.name)} it is {best.gap:.2g}"
+    return Cause(name=name, share=max(0.0, best.explained), evidence=told, fits=best.name)
+
+
+def _told(evidence: Evidence, reading: str) -> str:
+    """What a reading assumes, in words."""
+    softcap, temperature = evidence.softcap, evidence.temperature
+    return {
+        doctor.TEMPERATURE_IGNORED: f"with temperature 1 in the place of {temperature:g}",
+        doctor.TEMPERATURE_BEFORE_SOFTCAP: f"with temperature {temperature:g} applied before the softcap",
+        doctor.SOFTCAP_DROPPED: f"without the softcap of {softcap}",
+        doctor.TOKENS_LATE: "with every response token moved back by one",
+        doctor.TOKENS_EARLY: "with every response token moved on by one",
+        LOGPROBS_LATE: "with every log-probability moved back by one token",
+        LOGPROBS_EARLY: "with every log-probability moved on by one token",
+        doctor.reading_name(evidence.dtype, "replay"): "with the engine's experts replayed",
+        doctor.reading_name(evidence.dtype, "live"): "with the trainer's own experts",
+    }[reading]
+
+
+_NOT_READ = {
+    ROUTING: "the engine recorded no routes: cannot be told apart from precision",
+    TEMPERATURE: "temperature is 1: nothing to get wrong",
+    SOFTCAP: "the model has no softcap",
+}
+
+
+def _staleness(evidence: Evidence, gap: float, left: float) -> Cause:
+    stale_L = evidence.stale_L
+    if not stale_L.any():
+        return Cause(name=STALENESS, share=0.0, evidence=f"every token was sampled by policy {evidence.policy_version}")
+    apart_L = np.abs(evidence.mismatch_L)
+    versions = ", ".join(map(str, np.unique(evidence.engine.versions_L[stale_L])[:5]))
+    told = f"{stale_L.mean():.0%} of the tokens were sampled by policy {versions}, not {evidence.policy_version}"
+    if stale_L.all():
+        return Cause(name=STALENESS, share=max(0.0, left), evidence=told)
+    fresh = float(apart_L[~stale_L].mean())
+    excess = float((apart_L[stale_L] - fresh).sum()) / len(apart_L)
+    share = min(max(0.0, excess / gap if gap else 0.0), max(0.0, left))
+    return Cause(name=STALENESS, share=share, evidence=f"{told}: {apart_L[stale_L].mean():.2g} against {fresh:.2g}")
+
+
+def _precision(evidence: Evidence, gap: float, left: float) -> Cause:
+    """Both sides round in bfloat16. Under float32 an engine that rounds shows by the gap's size alone."""
+    rounding = evidence.rounding
+    told = f"the trainer's bfloat16 is {rounding:.2g} from its float32"
+    if not gap or left <= 0:
+        return Cause(name=PRECISION, share=0.0, evidence=told)
+    if evidence.dtype == "bfloat16":
+        return Cause(name=PRECISION, share=min(left, np.sqrt(2) * rounding / gap), evidence=told)
+    low, high = SIZE_OF_ROUNDING
+    like = low * rounding <= left * gap <= high * rounding and not evidence.differing_weights
+    return Cause(name=PRECISION, share=left if like else 0.0, evidence=told)
+
+
+def _weights(evidence: Evidence, left: float) -> Cause:
+    names, number = evidence.differing_weights, evidence.num_weights
+    if not number:
+        return Cause(name=WEIGHTS, share=0.0, evidence="the engine's checksums are not known")
+    if not evidence.comparable_weights:
+        return Cause(name=WEIGHTS, share=0.0, evidence="the engine's checksums are of another policy")
+    if not names:
+        return Cause(
+            name=WEIGHTS, share=0.0, evidence=f"all {number} tensors have the checksums that the engine verified"
+        )
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    told = f"{len(names)} of {number} tensors differ from what the engine verified: {names[0]}{more}"
+    return Cause(name=WEIGHTS, share=max(0.0, left), evidence=told)

@@ -1,0 +1,119 @@
+"""`python -m beamline.rollout.sample REQUEST FOLDER`: a few trajectories from a real engine, kept for the doctor.
+
+The engine loads the model's tensors as it loads a policy in a run: through a manifest whose checksums it verifies.
+"""
+
+import argparse
+import asyncio
+import importlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from beamline.protocol.blobs import encode_blob
+from beamline.protocol.config import EngineSection
+from beamline.protocol.doctor import KeptGroup, KeptSamples, SampleRequest
+from beamline.protocol.errors import BeamlineError
+from beamline.protocol.messages import PromptGroup
+from beamline.rollout import checkpoint, environment
+from beamline.rollout.engine import Completion, Engine
+from beamline.rollout.pack import pack_routed_experts, pack_trajectories
+from beamline.rollout.routing import RoutingLayout
+from beamline.runtime.sample_files import read_request, write_index
+from beamline.weights.shm import NamedTensor, ShmExporter
+
+MANIFEST = "manifest.bin"
+SHARED_MEMORY = Path("/dev/shm")
+
+
+async def sample(request: SampleRequest, folder: Path) -> None:
+    """Sample every group and write blobs, manifest and index into `folder`.
+
+    Raises:
+        ConfigError: a model that cannot be served.
+        Rejected: a prompt that does not fit it.
+    """
+    model_path = Path(request.model)
+    engine = await _start(request, model_path)
+    try:
+        with tempfile.TemporaryDirectory(prefix="beamline-doctor-", dir=SHARED_MEMORY) as segment:
+            manifest = ShmExporter(Path(segment)).export(request.policy_version, tensors_of(model_path))
+            await engine.load_weights(manifest, request.policy_version)
+        completions = await asyncio.gather(*(engine.generate(group) for group in request.groups))
+    finally:
+        await engine.close()
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / MANIFEST).write_bytes(manifest.encode())
+    layout = checkpoint.routing_layout(model_path)
+    kept = [_write(folder, *pair, layout) for pair in zip(request.groups, completions, strict=True)]
+    sampling = request.groups[0].sampling
+    write_index(
+        folder,
+        KeptSamples(
+            policy_version=request.policy_version,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            manifest=MANIFEST,
+            groups=kept,
+        ),
+    )
+
+
+def tensors_of(model_path: Path) -> Iterator[NamedTensor]:
+    """Every tensor of a directory as its file has it, one at a time."""
+    import torch
+    from safetensors import safe_open
+
+    for path in sorted(model_path.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118  it is no mapping
+                tensor = file.get_tensor(name).contiguous()
+                kind = str(tensor.dtype).removeprefix("torch.")
+                yield name, kind, list(tensor.shape), tensor.view(-1).view(torch.uint8).numpy()
+
+
+async def _start(request: SampleRequest, model_path: Path) -> Engine:
+    longest = max(len(group.prompt_tokens) + group.sampling.max_tokens for group in request.groups)
+    checkpoint.check_servable(model_path, longest)
+    environment.prepare(len(os.sched_getaffinity(0)))
+    module: Any = importlib.import_module("beamline.rollout.vllm_engine")
+    return await module.VllmEngine.start(
+        model_path,
+        dtype=request.dtype,
+        max_model_tokens=longest,
+        config=EngineSection(),
+        policy_version=request.policy_version,
+    )
+
+
+def _write(folder: Path, group: PromptGroup, completions: list[Completion], layout: RoutingLayout | None) -> KeptGroup:
+    trajectories = pack_trajectories(group, completions)
+    routed = pack_routed_experts(group, completions, layout) if layout else None
+    kept = KeptGroup(
+        trajectories=f"{group.group_id}.trajectories",
+        routed_experts=f"{group.group_id}.routed_experts" if routed else "",
+    )
+    (folder / kept.trajectories).write_bytes(encode_blob(trajectories))
+    if routed is not None:
+        (folder / kept.routed_experts).write_bytes(encode_blob(routed))
+    return kept
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m beamline.rollout.sample", description=__doc__)
+    parser.add_argument("request", type=Path, help="JSON: model, dtype and prompt groups")
+    parser.add_argument("folder", type=Path, help="where blobs, manifest and index are written")
+    arguments = parser.parse_args()
+    try:
+        asyncio.run(sample(read_request(arguments.request), arguments.folder))
+    except (BeamlineError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""What the samples are read with: a model, its policy version, and how the run's trainer computes."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from beamline.trainer import checkpoint
+from beamline.trainer.model_dir import check_model_dir
+from beamline.trainer.routing import RoutingShape
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model's directory and what its configuration says."""
+
+    model: Path
+    policy_version: int
+    """-1 for a model that is no checkpoint's."""
+    shape: RoutingShape
+    vocab_size: int
+    softcap: float | None
+    dtype: str
+    """Precision of the run."""
+    replay: bool
+    """Whether the run replays the engine's routes."""
+    max_tokens: int
+    """Of one micro-batch."""
+
+    @classmethod
+    def of(cls, path: Path, *, dtype: str, replay: bool, max_tokens: int) -> "Subject":
+        """A checkpoint's folder, or a Hugging Face directory.
+
+        Raises:
+            WeightError: a checkpoint that is missing or damaged.
+            ConfigError: a directory that is no model's.
+        """
+        model, version = path, -1
+        if (path / checkpoint.LATEST).is_symlink() or (path / checkpoint.MANIFEST).exists():
+            folder = checkpoint.resolve(path)
+            state = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
+            model, version = folder / checkpoint.POLICY, int(state["step"])
+        check_model_dir(model)
+        config: dict[str, Any] = json.loads((model / "config.json").read_text(encoding="utf-8"))
+        return cls(
+            model=model,
+            policy_version=version,
+            shape=RoutingShape.of(model),
+            vocab_size=config["vocab_size"],
+            softcap=config.get("final_logit_softcapping"),
+            dtype=dtype,
+            replay=replay,
+            max_tokens=max_tokens,
+        )
