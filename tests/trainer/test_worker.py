@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from beamline.algorithms.losses import Clip
+from beamline.algorithms.losses import PolicyLoss
 from beamline.models import tiny
 from beamline.protocol import messages as m
 from beamline.protocol.blobs import Trajectories, VersionSpan, cumulative, encode_blob, pack_float32, pack_int32
@@ -20,6 +20,8 @@ from beamline.runtime.service import WorkerStatus
 from beamline.trainer import checkpoint
 from beamline.trainer.assemble import assemble
 from beamline.trainer.fake_policy import FakePolicy
+from beamline.trainer.peers import Alone
+from beamline.trainer.rank import Rank, StepSettings
 from beamline.trainer.worker import TrainerSettings, TrainerWorker
 from beamline.weights.manifest import WeightManifest
 from beamline.weights.shm import ShmExporter, ShmReader
@@ -37,10 +39,8 @@ class Bench:
         settings = TrainerSettings(
             worker="trainer-0",
             incarnation="abc",
-            clip=Clip(),
             optimizer=OptimizerSection(lr=0.5),
             num_steps=10,
-            max_tokens=64,
             vocab_size=VOCAB,
             model_dir=tmp_path / "model",
             dtype="float32",
@@ -48,7 +48,8 @@ class Bench:
             colocated=True,
         )
         exporter = ShmExporter(tmp_path / "weights")
-        self.worker = TrainerWorker(settings, self.policy, thread, exporter, self.blobs, self._publish, self.status)
+        rank = Rank(self.policy, Alone(), StepSettings(loss=PolicyLoss(), max_tokens=64))
+        self.worker = TrainerWorker(settings, rank, thread, exporter, self.blobs, self._publish, self.status)
 
     async def _publish(self, message: m.Message) -> None:
         self.sent.append(message)
@@ -152,7 +153,11 @@ async def test_blobs_that_are_gone_and_places_that_are_not_there_are_named(bench
     with pytest.raises(ProtocolError, match="no share for rank 1"):
         await assemble(message, bench.blobs, rank=1)
     await bench.blobs.release("g1")
-    with pytest.raises(BlobError, match="g1"):
+    batch = await assemble(message, bench.blobs)
+    assert list(batch.failed_groups) == ["g1"] and "g1" in batch.failed_groups["g1"]
+    assert [len(mini_batch.trajectories) for mini_batch in batch.mini_batches] == [2]
+    await bench.blobs.release("g0")
+    with pytest.raises(BlobError, match="none of its groups can be trained"):
         await assemble(message, bench.blobs)
 
 

@@ -205,10 +205,18 @@ class OptimizerSection(Section, kw_only=True):
 
 
 class ParallelSection(Section, kw_only=True):
+    """How the trainer's ranks share the model and the batch; a rank is a process."""
+
     tensor: Positive = 1
     expert: Positive = 1
+    """Of the tensor x data ranks of a pipeline stage, so many share out the experts."""
     pipeline: Positive = 1
     data: Positive = 1
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.tensor * self.pipeline * self.data
 
 
 class TrainerSection(Section, kw_only=True):

@@ -7,53 +7,66 @@ from pathlib import Path
 
 import torch
 
-from beamline.algorithms.losses import Clip
 from beamline.protocol.config import Placement, RunConfig
 from beamline.runtime.service import ServiceContext
+from beamline.trainer.commands import Join
+from beamline.trainer.loss import policy_loss
 from beamline.trainer.megatron import distributed
 from beamline.trainer.megatron.build import build_model
 from beamline.trainer.megatron.distributed import Layout, Ranks
 from beamline.trainer.megatron.optimizer import AdamWSettings
+from beamline.trainer.megatron.peers import TorchPeers
 from beamline.trainer.megatron.policy import MegatronPolicy
-from beamline.trainer.policy import Policy
+from beamline.trainer.peers import Alone
+from beamline.trainer.rank import Rank, StepSettings, Tell, tell_nobody
+from beamline.trainer.routing import RoutingShape
 from beamline.trainer.worker import TrainerSettings, TrainerWorker
 from beamline.weights.shm import ShmExporter
 
 
-def build_policy(config: RunConfig, num_threads: int) -> Policy:
-    """The model of `model.path` with its optimizer. Raises ConfigError where it cannot be used."""
+def build_rank(config: RunConfig, num_threads: int, rank: int = 0, port: int = 0, tell: Tell = tell_nobody) -> Rank:
+    """The model of `model.path`, as far as it is this rank's, with its optimizer.
+
+    Args:
+        num_threads: CPU threads of this rank.
+        port: where rank 0's store listens; rank 0 takes a free one, and tells the others.
+
+    Raises:
+        ConfigError: the model cannot be used.
+    """
     torch.set_num_threads(num_threads)
-    optimizer = config.trainer.optimizer
-    settings = AdamWSettings(
-        betas=optimizer.betas,
-        eps=optimizer.eps,
-        weight_decay=optimizer.weight_decay,
-        max_grad_norm=optimizer.max_grad_norm,
+    parallel = config.trainer.parallel
+    ranks = Ranks(rank, parallel.world_size, port)
+    layout = Layout(tensor=parallel.tensor, expert=parallel.expert, pipeline=parallel.pipeline)
+    store = distributed.open_store(ranks)
+    if rank == 0 and ranks.world_size > 1:
+        tell(Join(port=store.port))
+    distributed.start(ranks, layout, store)
+    model = build_model(Path(config.model.path), layout, config.model.dtype, config.trainer.recompute)
+    optimizer = AdamWSettings(
+        betas=config.trainer.optimizer.betas,
+        eps=config.trainer.optimizer.eps,
+        weight_decay=config.trainer.optimizer.weight_decay,
+        max_grad_norm=config.trainer.optimizer.max_grad_norm,
     )
-    layout = Layout()
-    distributed.start(Ranks(), layout)
-    model = build_model(Path(config.model.path), layout, config.model.dtype)
-    policy = MegatronPolicy(model, settings, config.rollout.sampling.temperature)
+    policy = MegatronPolicy(model, optimizer, config.rollout.sampling.temperature)
     gc.collect()
     gc.freeze()  # half a million objects of imported modules, which no later collection has to look at
-    return policy
+    return Rank(policy, TorchPeers() if ranks.world_size > 1 else Alone(), _step_settings(config), tell)
 
 
-def build_worker(context: ServiceContext, policy: Policy, thread: Executor, weights: Path) -> TrainerWorker:
+def build_worker(context: ServiceContext, rank: Rank, thread: Executor, weights: Path) -> TrainerWorker:
     """The worker; `weights` is the folder in shared memory through which policies reach the engines."""
     config = context.config
     model_dir = Path(config.model.path)
     checkpoints = (
         Path(config.trainer.checkpoint_path) if config.trainer.checkpoint_path else context.run_dir / "checkpoints"
     )
-    algorithm = config.algorithm
     settings = TrainerSettings(
         worker=context.worker,
         incarnation=context.incarnation,
-        clip=Clip(algorithm.clip_low, algorithm.clip_high, algorithm.dual_clip),
         optimizer=config.trainer.optimizer,
         num_steps=config.trainer.num_steps,
-        max_tokens=config.trainer.max_tokens_per_micro_batch,
         vocab_size=json.loads((model_dir / "config.json").read_text(encoding="utf-8"))["vocab_size"],
         model_dir=model_dir,
         dtype=config.model.dtype,
@@ -61,5 +74,13 @@ def build_worker(context: ServiceContext, policy: Policy, thread: Executor, weig
         colocated=config.run.placement is Placement.COLOCATED,
     )
     return TrainerWorker(
-        settings, policy, thread, ShmExporter(weights), context.blobs, context.bus.publish, context.status
+        settings, rank, thread, ShmExporter(weights), context.blobs, context.bus.publish, context.status
+    )
+
+
+def _step_settings(config: RunConfig) -> StepSettings:
+    return StepSettings(
+        loss=policy_loss(config.algorithm),
+        max_tokens=config.trainer.max_tokens_per_micro_batch,
+        routing=RoutingShape.of(Path(config.model.path)) if config.algorithm.routing_replay else None,
     )

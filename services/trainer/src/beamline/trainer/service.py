@@ -1,70 +1,69 @@
-"""The trainer service: builds the policy, publishes version 0, then serves batches and phases until asked to drain."""
+"""The trainer service: starts its ranks, publishes policy 0, then serves batches and phases until asked to drain."""
 
 import asyncio
 import importlib
+import json
 import os
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from beamline.protocol.config import ParallelSection, Placement, RunConfig
-from beamline.protocol.errors import BeamlineError, ConfigError
+from beamline.protocol.errors import BeamlineError
+from beamline.protocol.layout import check_layout
 from beamline.protocol.messages import Phase, PolicyUpdate
 from beamline.protocol.subjects import Subjects
-from beamline.runtime.service import ServiceContext
+from beamline.runtime.service import EXIT_FAILED, ServiceContext
 from beamline.runtime.shm_blobs import shm_root
 from beamline.trainer import environment
 from beamline.trainer.model_dir import check_model_dir
+from beamline.trainer.ranks import OtherRanks
+from beamline.trainer.threads import num_threads
+
+LEAVE_S = 10.0
+"""How long the process may take to end after an error, which it reports first."""
 
 
 async def main(context: ServiceContext) -> None:
     """Serve `work.trainer`.
 
     Raises:
-        ConfigError: a model that is missing or incomplete, a layout that one rank cannot hold, or a token budget that
-            the longest sequence exceeds.
+        ConfigError: a model that is missing or incomplete, or a layout or token budget that does not fit it.
         BeamlineError: the run is past policy 0 and this process has not trained it.
+        RankFailed: a rank other than this one, which is rank 0, has ended.
     """
-    config, bus = context.config, context.bus
-    _check_layout(config.trainer.parallel)
-    _check_budget(config)
-    check_model_dir(Path(config.model.path))
+    config = context.config
+    model_dir = Path(config.model.path)
+    check_model_dir(model_dir)
+    check_layout(config, json.loads((model_dir / "config.json").read_text(encoding="utf-8")))
     context.status.waiting_for = "Megatron to start"
     environment.prepare()
-    with ThreadPoolExecutor(1, thread_name_prefix="policy") as thread:
-        loop = asyncio.get_running_loop()
-        # torch and Megatron take seconds to import: on the thread that will use them, beside the event loop.
-        parts = await loop.run_in_executor(thread, importlib.import_module, "beamline.trainer.parts")
-        policy = await loop.run_in_executor(thread, parts.build_policy, config, _num_threads(config))
-        await _check_fresh(context)
-        weights = shm_root(Subjects(prefix=config.bus.prefix, run=config.run.name), context.run_dir) / "weights"
-        worker = parts.build_worker(context, policy, thread, weights)
-        context.status.waiting_for = ""
-        await worker.publish_first()
-        await context.until_stopped(bus.follow(Phase, worker.on_phase), bus.work("trainer", worker.handle))
+    others = await OtherRanks.start(config.trainer.parallel.world_size, context.run_dir)
+    thread = ThreadPoolExecutor(1, thread_name_prefix="policy")
+    try:
+        await context.until_stopped(others.watch(), _serve(context, others, thread))
+        await asyncio.to_thread(thread.shutdown)
+    except Exception as error:
+        _leave_soon()
+        if not isinstance(error, BeamlineError):
+            await others.blame()  # what looks like an error of rank 0's may be a broken connection to another
+        raise
+    finally:
+        thread.shutdown(wait=False, cancel_futures=True)
+        await others.close()
 
 
-def _check_layout(parallel: ParallelSection) -> None:
-    for name in ("tensor", "expert", "pipeline", "data"):
-        if getattr(parallel, name) != 1:
-            raise ConfigError(
-                f"trainer.parallel.{name}={getattr(parallel, name)}: the trainer service runs one rank, set it to 1"
-            )
-
-
-def _check_budget(config: RunConfig) -> None:
-    budget = config.trainer.max_tokens_per_micro_batch
-    if budget < config.max_model_tokens:
-        raise ConfigError(
-            f"trainer.max_tokens_per_micro_batch={budget} is below the longest sequence, data.max_prompt_tokens + "
-            f"rollout.sampling.max_response_tokens = {config.max_model_tokens}: raise it"
-        )
-
-
-def _num_threads(config: RunConfig) -> int:
-    if config.trainer.threads:
-        return config.trainer.threads
-    cores = len(os.sched_getaffinity(0))
-    return cores if config.run.placement is Placement.COLOCATED else max(1, cores // 2)
+async def _serve(context: ServiceContext, others: OtherRanks, thread: ThreadPoolExecutor) -> None:
+    config, bus = context.config, context.bus
+    loop = asyncio.get_running_loop()
+    # torch and Megatron take seconds to import: on the thread that will use them, beside the event loop.
+    parts = await loop.run_in_executor(thread, importlib.import_module, "beamline.trainer.parts")
+    rank = await loop.run_in_executor(thread, lambda: parts.build_rank(config, num_threads(config), tell=others.tell))
+    await _check_fresh(context)
+    weights = shm_root(Subjects(prefix=config.bus.prefix, run=config.run.name), context.run_dir) / "weights"
+    worker = parts.build_worker(context, rank, thread, weights)
+    context.status.waiting_for = ""
+    await worker.publish_first()
+    await context.until_stopped(bus.follow(Phase, worker.on_phase), bus.work("trainer", worker.handle))
 
 
 async def _check_fresh(context: ServiceContext) -> None:
@@ -75,3 +74,10 @@ async def _check_fresh(context: ServiceContext) -> None:
             f"run {context.config.run.name} is at policy {last.policy_version}, which died with its trainer: "
             f"start a run with a new run.name from a checkpoint, or from {Path(context.config.model.path)}"
         )
+
+
+def _leave_soon() -> None:
+    """The policy's thread may wait for good for a rank that is gone, and Python for the thread."""
+    timer = threading.Timer(LEAVE_S, os._exit, (EXIT_FAILED,))
+    timer.daemon = True
+    timer.start()

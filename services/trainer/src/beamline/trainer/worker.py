@@ -1,12 +1,10 @@
 """The trainer's answers: a train batch becomes a policy update, a phase a lease report or a checkpoint.
 
-All work on the policy runs on one thread, in the order in which it was asked for; the event loop stays free for
-heartbeats and acks.
+All work on the policy runs on one thread, in the order in which it was asked for, which is the order in which rank 0
+passes it on to the other ranks; the event loop stays free for heartbeats and acks.
 """
 
 import asyncio
-import ctypes
-import gc
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -14,7 +12,6 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 
-from beamline.algorithms.losses import Clip
 from beamline.protocol.config import OptimizerSection
 from beamline.protocol.errors import BeamlineError
 from beamline.protocol.messages import (
@@ -31,12 +28,10 @@ from beamline.protocol.messages import (
 from beamline.runtime.blob_store import BlobStore
 from beamline.runtime.service import WorkerStatus, rss_bytes
 from beamline.trainer import checkpoint
-from beamline.trainer.assemble import assemble
 from beamline.trainer.batch import Batch
 from beamline.trainer.canary import canary_tokens
-from beamline.trainer.policy import Policy
+from beamline.trainer.rank import Rank
 from beamline.trainer.schedule import learning_rate
-from beamline.trainer.train_step import StepConfig, train_step
 from beamline.trainer.weights_out import named_buffers
 from beamline.weights.manifest import WeightManifest
 from beamline.weights.shm import ShmExporter
@@ -55,10 +50,8 @@ class TrainerSettings:
 
     worker: str
     incarnation: str
-    clip: Clip
     optimizer: OptimizerSection
     num_steps: int
-    max_tokens: int
     vocab_size: int
     model_dir: Path
     dtype: str
@@ -72,7 +65,7 @@ class TrainerWorker:
     def __init__(
         self,
         settings: TrainerSettings,
-        policy: Policy,
+        rank: Rank,
         thread: Executor,
         exporter: ShmExporter,
         blobs: BlobStore,
@@ -80,7 +73,7 @@ class TrainerWorker:
         status: WorkerStatus,
     ) -> None:
         self._settings = settings
-        self._policy = policy
+        self._rank = rank
         self._thread = thread
         self._exporter = exporter
         self._blobs = blobs
@@ -91,7 +84,7 @@ class TrainerWorker:
 
     async def publish_first(self) -> None:
         """Policy 0, so that every engine starts from the trainer's own weights."""
-        self._update = await self._make_update(0, {})
+        self._update = await self._make_update(0, {}, {})
         await self._publish(self._update)
         self._status.state = WorkerState.READY
 
@@ -113,11 +106,12 @@ class TrainerWorker:
         log.info("step %d trains %s", message.step, " ".join(group.group_id for group in message.groups))
         self._status.state, self._status.in_flight = WorkerState.BUSY, 1
         started = time.perf_counter()
-        batch = await assemble(message, self._blobs)
+        share = await self._rank.share(message, self._blobs)
         loaded_s = time.perf_counter() - started
-        stats = await self._run(self._train, batch)
+        stats = await self._run(self._train, message, share)
         self._trained_bytes = rss_bytes()
-        self._update = await self._make_update(message.step, {**stats, "timing/train_load": loaded_s})
+        stats = {**stats, "timing/train_load": loaded_s}
+        self._update = await self._make_update(message.step, stats, share.failed_groups)
         self._status.state, self._status.in_flight = WorkerState.READY, 0
         return self._update
 
@@ -126,39 +120,41 @@ class TrainerWorker:
         if phase.phase in OTHERS_PHASES and self._settings.colocated and not phase.granted:
             await self._publish(await self._run(self._release, phase.sequence))
         elif phase.phase is PhaseName.SYNC and self._settings.colocated:
-            await self._run(_trim)  # while the engines load, so that the next phase need not wait for it
+            await self._run(self._rank.trim)  # while the engines load, so that the next phase need not wait for it
         elif phase.phase is PhaseName.CHECKPOINT and phase.granted:
             await self._publish(await self._run(self._save))
 
-    def _train(self, batch: Batch) -> dict[str, float]:
+    def _train(self, message: TrainBatch, share: Batch) -> dict[str, float]:
         o = self._settings.optimizer
         lr = learning_rate(
-            batch.step,
+            message.step,
             peak=o.lr,
             warmup_steps=o.warmup_steps,
             num_steps=self._settings.num_steps,
             decay=o.decay,
             min_ratio=o.min_lr_ratio,
         )
-        return train_step(self._policy, batch, StepConfig(self._settings.clip, self._settings.max_tokens, lr)).metrics()
+        return self._rank.train(message, share, lr)
 
-    async def _make_update(self, step: int, stats: dict[str, float]) -> PolicyUpdate:
+    async def _make_update(self, step: int, stats: dict[str, float], failed_groups: dict[str, str]) -> PolicyUpdate:
         started = time.perf_counter()
         manifest, canary = await self._run(self._export, step)
         ref = await self._blobs.put(POLICY_OWNER, "manifest", manifest.encode())
         self._status.policy_version = step
         stats = {**stats, "timing/train_export": time.perf_counter() - started}
-        return PolicyUpdate(step=step, policy_version=step, manifest=ref, canary=canary, stats=stats)
+        return PolicyUpdate(
+            step=step, policy_version=step, manifest=ref, canary=canary, stats=stats, failed_groups=failed_groups
+        )
 
     def _export(self, step: int) -> tuple[WeightManifest, Canary]:
-        manifest = self._exporter.export(step, named_buffers(self._policy.export()))
+        manifest = self._exporter.export(step, named_buffers(self._rank.export()))
         tokens = canary_tokens(self._settings.vocab_size)
-        return manifest, Canary(tokens=tokens, logprobs=self._policy.score(tokens))
+        return manifest, Canary(tokens=tokens, logprobs=self._rank.score(tokens))
 
     def _release(self, sequence: int) -> LeaseReport:
         """What the last step had needed, and has given back by now."""
         before = max(rss_bytes(), self._trained_bytes)
-        _trim()
+        self._rank.trim()
         after = rss_bytes()
         return LeaseReport(
             service="trainer",
@@ -173,15 +169,9 @@ class TrainerWorker:
         assert self._update is not None
         started, s = time.perf_counter(), self._settings
         state = checkpoint.TrainerState(step=self._update.step, dtype=s.dtype)
-        folder = checkpoint.save(s.checkpoints, s.model_dir, state, self._policy.save)
+        folder = checkpoint.save(s.checkpoints, s.model_dir, state, self._rank.save)
         size = checkpoint.num_bytes(folder)
         return CheckpointSaved(step=state.step, path=str(folder), num_bytes=size, save_s=time.perf_counter() - started)
 
     async def _run[T, **P](self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: work(*args, **kwargs))
-
-
-def _trim() -> None:
-    """Gradients and activations are gone since the last update; hand their pages back to the system."""
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)

@@ -11,6 +11,7 @@ from beamline.models.chat import ChatTokenizer
 from beamline.models.datasets import read_rows
 from beamline.protocol.config import BusSection, DataSection, RunConfig
 from beamline.protocol.errors import ConfigError
+from beamline.protocol.layout import check_layout
 
 ASSET = "asset:"
 CHAINED_SUMS = "task:chained-sums"
@@ -48,6 +49,7 @@ def check_model(config: RunConfig) -> None:
         if (name := path.removeprefix(ASSET)) not in tiny.SPECS:
             known = ", ".join(ASSET + name for name in tiny.SPECS)
             raise ConfigError(f"model.path={path}: no model is called {name!r}; use {known}, or a directory's path")
+        check_layout(config, tiny.SPECS[name].config())
         return
     directory = Path(path)
     if not directory.is_dir():
@@ -55,6 +57,7 @@ def check_model(config: RunConfig) -> None:
     description = _read_description(directory)
     _check_architecture(directory, description)
     _check_length(config, directory, description)
+    check_layout(config, description)
     _check_weights(directory)
     check_tokenizer(config, directory, int(description.get("vocab_size", 0)))
 

@@ -1,15 +1,18 @@
 """The ranks of the trainer: process groups by torch, model-parallel groups by Megatron."""
 
 import os
+import socket
 from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
-from torch._C._distributed_c10d import HashStore, TCPStore
+from torch._C._distributed_c10d import HashStore, Store, TCPStore
 
 RENDEZVOUS_DEADLINE = timedelta(seconds=120)
+COLLECTIVE_DEADLINE = timedelta(minutes=30)
+"""Ranks that wait for one that writes files, say. A rank that has ended is not waited for: see `ranks`."""
 
 
 @dataclass(frozen=True)
@@ -37,15 +40,38 @@ class Ranks:
 
     rank: int = 0
     world_size: int = 1
-    master_port: int = 0
-    """Loopback port of rank 0's store; 0 for a single rank, which needs none."""
+    port: int = 0
+    """Loopback port of rank 0's store; rank 0 takes a free one for 0."""
 
 
-def start(ranks: Ranks, layout: Layout) -> None:
+def open_store(ranks: Ranks) -> Store:
+    """Where the ranks meet. Rank 0 keeps it, on loopback alone; the others have two minutes to reach it."""
+    if ranks.world_size == 1:
+        return HashStore()
+    listening, port = None, ranks.port
+    if ranks.rank == 0:
+        server = socket.create_server(("127.0.0.1", port))  # TCPStore's own would listen on every address
+        port, listening = server.getsockname()[1], server.detach()
+    return TCPStore(
+        "127.0.0.1",
+        port,
+        ranks.world_size,
+        is_master=ranks.rank == 0,
+        timeout=RENDEZVOUS_DEADLINE,
+        wait_for_workers=False,
+        master_listen_fd=listening,
+    )
+
+
+def start(ranks: Ranks, layout: Layout, store: Store | None = None) -> None:
     """Join the process group once (NCCL with CUDA, else gloo on loopback), and build Megatron's groups.
 
-    Raises ValueError where the layout does not fit the world, and torch's error after two minutes where a
-    rank stays away.
+    Args:
+        store: from `open_store`, if the caller has opened it.
+
+    Raises:
+        ValueError: the layout does not fit the world.
+        RuntimeError: torch's own, after two minutes, where a rank stays away.
     """
     if ranks.world_size % (layout.tensor * layout.pipeline) or ranks.world_size < layout.expert:
         raise ValueError(
@@ -55,14 +81,15 @@ def start(ranks: Ranks, layout: Layout) -> None:
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     if backend == "gloo":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # gloo would listen on the host's own address
+    else:
+        torch.cuda.set_device(ranks.rank % torch.cuda.device_count())
     if not dist.is_initialized():
-        store = (
-            HashStore()
-            if ranks.world_size == 1
-            else TCPStore("127.0.0.1", ranks.master_port, ranks.world_size, ranks.rank == 0, RENDEZVOUS_DEADLINE)
-        )
         dist.init_process_group(
-            backend, store=store, rank=ranks.rank, world_size=ranks.world_size, timeout=RENDEZVOUS_DEADLINE
+            backend,
+            store=store or open_store(ranks),
+            rank=ranks.rank,
+            world_size=ranks.world_size,
+            timeout=COLLECTIVE_DEADLINE,
         )
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=layout.tensor,

@@ -1,0 +1,91 @@
+"""One rank's work: the verbs that all ranks carry out together, each on its part of the model and of the batch."""
+
+import ctypes
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from beamline.algorithms.losses import PolicyLoss
+from beamline.protocol.messages import TrainBatch
+from beamline.runtime.blob_store import BlobStore
+from beamline.trainer.assemble import assemble
+from beamline.trainer.batch import Batch
+from beamline.trainer.commands import AnyCommand, Export, Save, Score, Train, Trim
+from beamline.trainer.peers import Peers
+from beamline.trainer.policy import Policy
+from beamline.trainer.routing import RoutingShape
+from beamline.trainer.train_step import StepConfig, train_step
+
+type Tell = Callable[[AnyCommand], None]
+"""Sends a command to all other ranks."""
+
+
+def tell_nobody(_: AnyCommand) -> None:
+    """Of a rank that does as it was told."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSettings:
+    """What a step takes from the run's configuration."""
+
+    loss: PolicyLoss
+    max_tokens: int
+    """Of one micro-batch."""
+    routing: RoutingShape | None = None
+    """The model's, where routes are replayed."""
+
+
+class Rank:
+    """Rank 0 tells the others what it does, then does its own share. All methods but `share` run on one thread.
+
+    Raises what `Policy` raises. A rank that fails leaves the others waiting: whoever runs them ends them all.
+    """
+
+    def __init__(self, policy: Policy, peers: Peers, settings: StepSettings, tell: Tell = tell_nobody) -> None:
+        self._policy = policy
+        self._peers = peers
+        self._settings = settings
+        self._tell = tell
+
+    async def share(self, message: TrainBatch, blobs: BlobStore) -> Batch:
+        """What the message deals to this rank. Raises as `assemble` does."""
+        return await assemble(message, blobs, self._peers.data_rank, self._settings.routing)
+
+    def train(self, message: TrainBatch, share: Batch, lr: float) -> dict[str, float]:
+        """One step; the metrics are those of all ranks."""
+        self._tell(Train(batch=message, lr=lr))
+        config = StepConfig(self._settings.loss, self._settings.max_tokens, lr)
+        stats = train_step(self._policy, self._evened(share), config)
+        return stats.metrics_of(self._peers.gather(stats.parts()))
+
+    def export(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """As `Policy.export`; to be read to its end."""
+        self._tell(Export())
+        yield from self._policy.export()
+
+    def score(self, tokens: Sequence[int]) -> list[float]:
+        """As `Policy.score`."""
+        self._tell(Score(tokens=list(tokens)))
+        return self._policy.score(tokens)
+
+    def save(self, directory: Path) -> None:
+        """As `Policy.save`; when it returns, every rank has written its files."""
+        self._tell(Save(directory=str(directory)))
+        self._policy.save(directory)
+        self._peers.meet()
+
+    def trim(self) -> None:
+        """Gradients and activations are gone since the last update; every rank hands their pages back to the system."""
+        self._tell(Trim())
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
+        self._peers.meet()
+
+    def _evened(self, share: Batch) -> Batch:
+        """With as many micro-batches as the rank that needs the most: experts of other ranks take part in each."""
+        needed = [len(mini_batch.micro_batches(self._settings.max_tokens)) for mini_batch in share.mini_batches]
+        pairs = zip(share.mini_batches, self._peers.largest(needed), strict=True)
+        return replace(share, mini_batches=tuple(replace(part, num_micro_batches=count) for part, count in pairs))

@@ -1,0 +1,84 @@
+"""What a rank does with a command, and how it reaches the other ranks; on a table policy."""
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from beamline.algorithms.losses import PolicyLoss
+from beamline.protocol.messages import TrainBatch
+from beamline.trainer import commands
+from beamline.trainer.batch import Batch
+from beamline.trainer.commands import AnyCommand, Export, Join, Save, Score, Train, Trim
+from beamline.trainer.fake_policy import FakePolicy
+from beamline.trainer.peers import Alone
+from beamline.trainer.rank import Rank, StepSettings
+from trainer_batches import batch
+
+VOCAB = 11
+MESSAGE = TrainBatch(step=1, groups=[], mini_batches=[])
+SETTINGS = StepSettings(loss=PolicyLoss(), max_tokens=64)
+
+
+class BusyPeer(Alone):
+    """Another rank needs seven micro-batches in every mini-batch."""
+
+    def largest(self, counts: list[int]) -> list[int]:
+        return [max(count, 7) for count in counts]
+
+
+def share() -> Batch:
+    return batch(1, VOCAB, num_trajectories=3)
+
+
+def test_rank_0_tells_the_others_before_it_starts(tmp_path: Path):
+    told: list[AnyCommand] = []
+    rank = Rank(FakePolicy(VOCAB), Alone(), SETTINGS, told.append)
+    rank.train(MESSAGE, share(), lr=0.5)
+    assert [name for name, _ in rank.export()] == ["table.weight"]
+    rank.score([1, 2, 3])
+    (tmp_path / "policy").mkdir()
+    rank.save(tmp_path)
+    rank.trim()
+    assert told == [
+        Train(batch=MESSAGE, lr=0.5),
+        Export(),
+        Score(tokens=[1, 2, 3]),
+        Save(directory=str(tmp_path)),
+        Trim(),
+    ]
+
+
+def test_micro_batches_of_padding_change_nothing():
+    few, many = FakePolicy(VOCAB), FakePolicy(VOCAB)
+    stats = Rank(few, Alone(), SETTINGS).train(MESSAGE, share(), lr=0.5)
+    padded = Rank(many, BusyPeer(), SETTINGS).train(MESSAGE, share(), lr=0.5)
+    torch.testing.assert_close(many.table_VV, few.table_VV, rtol=1e-12, atol=0)
+    assert padded["policy/num_micro_batches"] == 14
+    for name in stats.keys() - {"policy/num_micro_batches", "tokens/trained"}:
+        if not name.startswith("timing/"):
+            assert padded[name] == pytest.approx(stats[name]), name
+
+
+async def test_commands_arrive_as_they_were_sent():
+    stream = asyncio.StreamReader()
+    sent = [Join(port=4242), Train(batch=MESSAGE, lr=1e-3), Trim()]
+    content = b"".join(commands.encode(command) for command in sent)
+    for part in (content[:3], content[3:20], content[20:]):
+        stream.feed_data(part)
+    stream.feed_eof()
+    assert [await commands.read(stream) for _ in sent] == sent
+    assert await commands.read(stream) is None
+
+
+async def test_a_pipe_cut_short_is_its_end_and_an_unknown_command_is_refused():
+    cut, unknown = asyncio.StreamReader(), asyncio.StreamReader()
+    cut.feed_data(commands.encode(Join(port=1))[:-1])
+    cut.feed_eof()
+    assert await commands.read(cut) is None
+    payload = msgspec.msgpack.encode({"type": "Reboot"})
+    unknown.feed_data(len(payload).to_bytes(4, "little") + payload)
+    with pytest.raises(msgspec.ValidationError, match="Reboot"):
+        await commands.read(unknown)
