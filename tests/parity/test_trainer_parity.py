@@ -1,4 +1,5 @@
-"""The trainer's models against transformers' own, in float32, in every layout that two ranks allow.
+"""The trainer's models against transformers' own, in float32, in every layout that two ranks allow: with its own
+routes, with the reference's replayed, and recomputing every layer.
 
 The references come from `tests/reference/make_references.py`. Norms, biases and expert biases are random, so
 nothing passes by being one or zero.
@@ -23,11 +24,12 @@ ALONE = tuple(f"{model}:alone" for model in MODELS)
 TWO_RANKS = tuple(f"tiny-beam:{layout}" for layout in ("dp2", "tp2", "ep2", "pp2", "tp2ep2")) + tuple(
     f"tiny-qwen3-moe:{layout}" for layout in ("tp2ep2", "pp2")
 )
+RECOMPUTED = ("tiny-beam:tp2ep2:recompute", "tiny-beam:pp2:recompute", "tiny-qwen3-moe:pp2:recompute")
 Tensors = dict[str, torch.Tensor]
 
 
 def run_ranks(jobs: tuple[str, ...], world_size: int, directory: Path) -> dict[str, Tensors]:
-    """Outputs by job; logprobs of all ranks' rows put together, the rest as rank 0 has it."""
+    """Outputs by job; log-probabilities of all ranks' rows put together, the rest as rank 0 has it."""
     for model in MODELS:
         tiny.build(tiny.SPECS[model], directory / model, seed=SEED, randomise=True)
     with socket.socket() as free:
@@ -48,10 +50,12 @@ def run_ranks(jobs: tuple[str, ...], world_size: int, directory: Path) -> dict[s
 def _merge(directory: Path, job: str, world_size: int) -> Tensors:
     parts = [load_file(directory / f"{job}.{rank}.safetensors") for rank in range(world_size)]
     num_rows = 1 + max(int(part["rows"].max()) for part in parts)
-    logprobs = torch.full((num_rows, parts[0]["logprobs"].shape[1]), torch.nan)
-    for part in parts:
-        logprobs[part["rows"]] = part["logprobs"]
-    return {**parts[0], "logprobs": logprobs}
+    merged = dict(parts[0])
+    for name in ("logprobs", "replayed.logprobs", "shifted.logprobs"):
+        merged[name] = torch.full((num_rows, parts[0][name].shape[1]), torch.nan)
+        for part in parts:
+            merged[name][part["rows"]] = part[name]
+    return merged
 
 
 @pytest.fixture(scope="module")
@@ -61,18 +65,19 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensors]:
 
 @pytest.fixture(scope="module")
 def together(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensors]:
-    return run_ranks(TWO_RANKS, 2, tmp_path_factory.mktemp("together"))
+    return run_ranks(TWO_RANKS + RECOMPUTED, 2, tmp_path_factory.mktemp("together"))
 
 
 def check(job: str, found: Tensors, directory: Path) -> None:
     model = job.split(":", maxsplit=1)[0]
     reference = load_file(HERE / "references" / f"{model}.safetensors")
-    torch.testing.assert_close(found["logprobs"], reference["logprobs"], rtol=0, atol=1e-4)
     names = [name for name in reference if name.startswith("grad.")]
     assert len(names) >= 10
-    for name in names:
-        gap = (found[name] - reference[name]).norm() / reference[name].norm()
-        assert gap < 1e-4, f"{name}: relative gradient gap {gap:.2e}"
+    for routes in ("", "replayed."):
+        torch.testing.assert_close(found[f"{routes}logprobs"], reference["logprobs"], rtol=0, atol=1e-4)
+        for name in names:
+            gap = (found[f"{routes}{name}"] - reference[name]).norm() / reference[name].norm()
+            assert gap < 1e-4, f"{routes}{name}: relative gradient gap {gap:.2e}"
     check_export(model, found, directory)
     check_norm(found)
 
@@ -102,6 +107,14 @@ def test_on_one_rank(alone: dict[str, Tensors], job: str, tmp_path: Path) -> Non
     check(job, alone[job], tmp_path)
 
 
-@pytest.mark.parametrize("job", TWO_RANKS)
+@pytest.mark.parametrize("job", TWO_RANKS + RECOMPUTED)
 def test_on_two_ranks(together: dict[str, Tensors], job: str, tmp_path: Path) -> None:
     check(job, together[job], tmp_path)
+
+
+@pytest.mark.parametrize("job", TWO_RANKS + RECOMPUTED)
+def test_other_routes_are_replayed_alike(alone: dict[str, Tensors], together: dict[str, Tensors], job: str) -> None:
+    """Shifted by one expert they give other log-probabilities, the same ones in every layout."""
+    expected = alone[f"{job.split(':', maxsplit=1)[0]}:alone"]
+    torch.testing.assert_close(together[job]["shifted.logprobs"], expected["shifted.logprobs"], rtol=0, atol=1e-4)
+    assert (expected["shifted.logprobs"] - expected["logprobs"]).abs().mean() > 0.05

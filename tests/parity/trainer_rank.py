@@ -2,12 +2,14 @@
 
     python trainer_rank.py --references DIR --into DIR --rank 0 --world-size 2 --port N tiny-beam:tp2 tiny-beam:ep2
 
-Reads the models `<into>/<model>`, writes `<into>/<model>:<layout>.<rank>.safetensors`: logprobs [S, T - 1],
-`grad.<name>` under Hugging Face names, summed over the ranks as a train step would, and `export.<name>`, the weights
-as exported before that.
+Reads the models `<into>/<model>`, writes `<into>/<job>.<rank>.safetensors`: logprobs [S, T - 1], `grad.<name>` under
+Hugging Face names, summed over the ranks as a train step would, and `export.<name>`, the weights as exported before
+that. Then the same with the reference's routes replayed, as `replayed.logprobs` and `replayed.grad.<name>`; and
+`shifted.logprobs`, with every expert's successor in its place. A job may end in `:recompute`.
 """
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +19,11 @@ from safetensors.torch import load_file, save_file
 from beamline.algorithms.losses import PolicyLoss
 from beamline.trainer.batch import MicroBatch, Trajectory
 from beamline.trainer.megatron import distributed, gradients
-from beamline.trainer.megatron.build import build_model
+from beamline.trainer.megatron.build import Model, build_model
 from beamline.trainer.megatron.distributed import Layout, Ranks
 from beamline.trainer.megatron.optimizer import AdamWSettings
 from beamline.trainer.megatron.policy import MegatronPolicy
+from beamline.trainer.routing import RoutingShape
 
 LAYOUTS = {
     "alone": Layout(),
@@ -30,53 +33,92 @@ LAYOUTS = {
     "pp2": Layout(pipeline=2),
     "tp2ep2": Layout(tensor=2, expert=2),
 }
+PIECES = (((0, 96),), ((1, 61), (0, 33)), ((1, 50),), ((0, 40), (1, 29)))
+"""Micro-batches of different lengths, some of them odd: of each piece its sequence, and how many tokens it has."""
+
+type Tensors = dict[str, torch.Tensor]
 
 
-def pack(tokens_ST: torch.Tensor) -> list[MicroBatch]:
-    """One micro-batch a sequence, all tokens but the first loss tokens, advantage 1."""
-    rest = tokens_ST.shape[1] - 1
-    return [
-        MicroBatch.pack(
-            [
-                Trajectory(
-                    tokens=row.numpy(),
-                    num_prompt_tokens=1,
-                    loss_mask=np.ones(rest, dtype=bool),
-                    rollout_logprobs=np.zeros(rest, np.float32),
-                    advantage=1.0,
-                    policy_versions=np.zeros(rest, np.int64),
-                )
-            ]
-        )
-        for row in tokens_ST
-    ]
+def trajectory(tokens_T: torch.Tensor, routes_TLK: torch.Tensor | None = None) -> Trajectory:
+    """All tokens but the first are loss tokens, advantage 1."""
+    rest = len(tokens_T) - 1
+    return Trajectory(
+        tokens=tokens_T.numpy(),
+        num_prompt_tokens=1,
+        loss_mask=np.ones(rest, dtype=bool),
+        rollout_logprobs=np.zeros(rest, np.float32),
+        advantage=1.0,
+        policy_versions=np.zeros(rest, np.int64),
+        routes=None if routes_TLK is None else routes_TLK[:rest].to(torch.uint8).numpy(),
+    )
 
 
-def compute(model_dir: Path, reference: Path, layout: Layout, ranks: Ranks) -> dict[str, torch.Tensor]:
-    """With old_logprobs equal to logprobs and advantage 1, the loss's gradient is that of the mean -logprob."""
-    tokens_ST = load_file(reference)["tokens"]
-    distributed.start(ranks, layout)
-    model = build_model(model_dir, layout)
-    data_ranks, data_rank = model.groups.dp.size(), model.groups.dp.rank()
+def compute(model: Model, reference: Tensors) -> Tensors:
+    """Everything that a job writes."""
+    tokens_ST, routes_STLK = reference["tokens"], reference["routed_experts"]
+    shifted_STLK = (routes_STLK + 1) % RoutingShape.of(model.path).num_experts
     policy = MegatronPolicy(model, AdamWSettings(), temperature=1.0)
-    exported = {f"export.{name}": tensor.clone() for name, tensor in policy.export()}
-    micro_batches = pack(tokens_ST[data_rank::data_ranks])
-    logprobs = policy.logprobs(micro_batches)
-    found = policy.forward_backward(micro_batches, None, PolicyLoss(), tokens_ST.shape[0] * (tokens_ST.shape[1] - 1))
-    for ours, again in zip(logprobs, found.logprobs, strict=True):
+    rows = _own(model, range(len(tokens_ST)))
+
+    def pack(routes: torch.Tensor | None) -> list[MicroBatch]:
+        routed = [None if routes is None else routes[row] for row in rows]
+        return [MicroBatch.pack([trajectory(tokens_ST[row], own)]) for row, own in zip(rows, routed, strict=True)]
+
+    outputs = {f"export.{name}": tensor.clone() for name, tensor in policy.export()}
+    outputs["shifted.logprobs"] = torch.stack(policy.logprobs(pack(shifted_STLK)))
+    _check_pieces(policy, model, reference)
+    num_loss_tokens = tokens_ST.shape[0] * (tokens_ST.shape[1] - 1)
+    for prefix, micro_batches in (("replayed.", pack(routes_STLK)), ("", pack(None))):
+        found = _update(policy, model, micro_batches, num_loss_tokens)
+        outputs.update({f"{prefix}{name}": tensor for name, tensor in found.items()})
+    return {**outputs, "rows": torch.tensor(rows)}
+
+
+def _own[T](model: Model, items: Sequence[T]) -> Sequence[T]:
+    """This data-parallel rank's."""
+    return items[model.groups.dp.rank() :: model.groups.dp.size()]
+
+
+def _update(policy: MegatronPolicy, model: Model, micro_batches: list[MicroBatch], num_loss_tokens: int) -> Tensors:
+    """With old_logprobs equal to logprobs and advantage 1, the loss's gradient is that of the mean -logprob."""
+    before = policy.logprobs(micro_batches)
+    found = policy.forward_backward(micro_batches, None, PolicyLoss(), num_loss_tokens)
+    for ours, again in zip(before, found.logprobs, strict=True):
         torch.testing.assert_close(ours, again, rtol=0, atol=1e-5)
     parameters = list(model.module.named_parameters())
     gradients.sum_over_ranks(parameters, model.groups)
     norm = gradients.norm(parameters, model.groups)
+    weights = [parameter.detach().clone() for _, parameter in parameters]
     for _, parameter in parameters:
         parameter.data.copy_(parameter.grad)
-    return {
-        "logprobs": torch.stack(found.logprobs),
-        "rows": torch.arange(len(tokens_ST))[data_rank::data_ranks],
-        "grad_norm": torch.tensor(norm),
-        **{f"grad.{name}": tensor.clone() for name, tensor in policy.export()},
-        **exported,
-    }
+        parameter.grad = None
+    exported = {f"grad.{name}": tensor.clone() for name, tensor in policy.export()}
+    for (_, parameter), weight in zip(parameters, weights, strict=True):
+        parameter.data.copy_(weight)
+    return {"logprobs": torch.stack(found.logprobs), "grad_norm": torch.tensor(norm), **exported}
+
+
+def _check_pieces(policy: MegatronPolicy, model: Model, reference: Tensors) -> None:
+    """Beginnings of the sequences in uneven micro-batches: replayed as one, and each token counted on one rank."""
+
+    def pack(piece: tuple[tuple[int, int], ...]) -> MicroBatch:
+        parts = [(reference["tokens"][row, :end], reference["routed_experts"][row, :end]) for row, end in piece]
+        return MicroBatch.pack([trajectory(tokens, routes) for tokens, routes in parts])
+
+    own = _own(model, PIECES)
+    policy.take_route_counts()
+    found = policy.forward_backward([pack(piece) for piece in own], None, PolicyLoss(), 1)
+    for _, parameter in model.module.named_parameters():
+        parameter.grad = None
+    for piece, logprobs_L in zip(own, found.logprobs, strict=True):
+        expected = torch.cat([reference["logprobs"][row, : end - 1] for row, end in piece])
+        torch.testing.assert_close(logprobs_L, expected, rtol=0, atol=1e-4)
+    counts = policy.take_route_counts()
+    num_rows = sum(end - 1 for piece in PIECES for _, end in piece)
+    sparse_layers = RoutingShape.of(model.path).sparse_layers
+    assert counts.pairs_L[list(sparse_layers)].tolist() == [num_rows] * len(sparse_layers)
+    assert counts.metrics()["routing/fallback_share"] == 0
+    assert counts.metrics()["routing/agreement"] > 0.999
 
 
 def main() -> None:
@@ -85,13 +127,15 @@ def main() -> None:
         parser.add_argument(name, type=Path, required=True)
     for name in ("--rank", "--world-size", "--port"):
         parser.add_argument(name, type=int, required=True)
-    parser.add_argument("jobs", nargs="+", help="MODEL:LAYOUT")
+    parser.add_argument("jobs", nargs="+", help="MODEL:LAYOUT or MODEL:LAYOUT:recompute")
     args = parser.parse_args()
     torch.set_num_threads(1)
     ranks = Ranks(args.rank, args.world_size, args.port)
     for job in args.jobs:
-        model, layout = job.split(":")
-        outputs = compute(args.into / model, args.references / f"{model}.safetensors", LAYOUTS[layout], ranks)
+        name, layout, *options = job.split(":")
+        distributed.start(ranks, LAYOUTS[layout])
+        model = build_model(args.into / name, LAYOUTS[layout], recompute="recompute" in options)
+        outputs = compute(model, load_file(args.references / f"{name}.safetensors"))
         save_file(outputs, args.into / f"{job}.{args.rank}.safetensors")
         distributed.leave_layout()
     distributed.stop()

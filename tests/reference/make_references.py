@@ -1,9 +1,10 @@
-"""Make what the parity tests compare with: transformers' own outputs for randomised tiny models.
+"""Make what the parity tests compare with: transformers' own outputs for tiny models.
 
-    .venv/bin/python make_references.py        # writes ../parity/references/<model>.safetensors
+    .venv/bin/python make_references.py        # writes ../parity/references/<model>[-bfloat16].safetensors
 
-The weights are not kept: `tiny.build(spec, directory, seed=SEED, randomise=True)` makes them again, and a
-file's metadata says so. Tensors, for S sequences of T tokens, V the vocabulary, L layers, K experts a token:
+<model> has random weights. They are not kept: `tiny.build(spec, directory, seed=SEED, randomise=True)` makes them
+again, and a file's metadata says so. Tensors, for S sequences of T tokens, V the vocabulary, L layers, K experts a
+token:
 
     tokens               int64  [S, T]        longer than the sliding window
     logprobs             f32    [S, T - 1]    log-probability of each next token
@@ -12,6 +13,9 @@ file's metadata says so. Tensors, for S sequences of T tokens, V the vocabulary,
     routed_experts       int64  [S, T, L, K]  best first; zero in dense layers
     loss                 f32    []            mean of -logprobs
     grad.<name>          f32                  of the loss, under the checkpoint's names
+
+<model>-bfloat16 is the shipped model, computed in bfloat16: the first five, with logprobs of the rounded logits. It is a
+trained one, for random weights spread a rounding further than those of any model that is of use.
 """
 
 import argparse
@@ -23,7 +27,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
-from beamline.models import tiny
+from beamline.models import assets, tiny
 
 SEED = 7
 NUM_SEQUENCES, NUM_TOKENS = 2, 96
@@ -62,7 +66,8 @@ def main() -> None:
     torch.set_num_threads(1)
     for name in MODELS:
         save_file(make(name), into / f"{name}.safetensors", metadata=metadata(name))
-        print(f"wrote {into / name}.safetensors")
+        save_file(make_bfloat16(name), into / f"{name}-bfloat16.safetensors", metadata={"weights": f"shipped {name}"})
+        print(f"wrote {into / name}.safetensors and {name}-bfloat16.safetensors")
 
 
 def metadata(name: str) -> dict[str, str]:
@@ -74,10 +79,29 @@ def make(name: str, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tenso
     """All reference tensors of one model, computed in `dtype` with the plainest attention and experts."""
     with tempfile.TemporaryDirectory() as scratch:
         tiny.build(tiny.SPECS[name], Path(scratch), seed=SEED, randomise=True)
-        model = AutoModelForCausalLM.from_pretrained(
-            scratch, dtype=dtype, attn_implementation="eager", experts_implementation="eager"
-        )
-    vocab_size = tiny.SPECS[name].vocab_size
+        model = _load(scratch, dtype)
+    made = _forward(model)
+    made["loss"].backward()
+    gradients = {f"grad.{gradient}": _gradient(model, gradient) for gradient in GRADIENTS[name]}
+    return {**{tensor: values.detach() for tensor, values in made.items()}, **gradients}
+
+
+def make_bfloat16(name: str) -> dict[str, torch.Tensor]:
+    """The reference tensors of a shipped model in bfloat16, but for loss and gradients."""
+    with tempfile.TemporaryDirectory() as scratch, torch.no_grad():
+        made = _forward(_load(assets.materialise(name, Path(scratch)), torch.bfloat16))
+    return {tensor: values for tensor, values in made.items() if tensor != "loss"}
+
+
+def _load(directory: str | Path, dtype: torch.dtype) -> torch.nn.Module:
+    return AutoModelForCausalLM.from_pretrained(
+        directory, dtype=dtype, attn_implementation="eager", experts_implementation="eager"
+    )
+
+
+def _forward(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """All tensors but the gradients; those that have a graph keep it."""
+    vocab_size = model.config.vocab_size
     tokens = torch.randint(vocab_size, (NUM_SEQUENCES, NUM_TOKENS), generator=torch.Generator().manual_seed(SEED))
     routed_experts = torch.zeros(
         NUM_SEQUENCES, NUM_TOKENS, model.config.num_hidden_layers, model.config.num_experts_per_tok, dtype=torch.int64
@@ -86,18 +110,16 @@ def make(name: str, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tenso
         if hasattr(layer.mlp, "gate"):
             layer.mlp.gate.register_forward_hook(_record(routed_experts[:, :, index]))
     logits = model(input_ids=tokens).logits
-    logprobs = logits[:, :-1].log_softmax(-1).gather(-1, tokens[:, 1:, None])[..., 0]
-    loss = -logprobs.mean()
-    loss.backward()
+    scores = logits[:, :-1] if logits.dtype == torch.float64 else logits[:, :-1].float()
+    logprobs = scores.log_softmax(-1).gather(-1, tokens[:, 1:, None])[..., 0]
     positions = torch.arange(LOGITS_EVERY - 1, NUM_TOKENS, LOGITS_EVERY)
     return {
         "tokens": tokens,
-        "logprobs": logprobs.detach(),
+        "logprobs": logprobs,
         "logits_positions": positions,
-        "logits": logits.detach()[:, positions].contiguous(),
+        "logits": logits[:, positions].contiguous(),
         "routed_experts": routed_experts,
-        "loss": loss.detach(),
-        **{f"grad.{gradient}": _gradient(model, gradient) for gradient in GRADIENTS[name]},
+        "loss": -logprobs.mean(),
     }
 
 

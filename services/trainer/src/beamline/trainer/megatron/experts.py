@@ -33,7 +33,7 @@ class SwigluMLP(MLP):
 class SwigluExperts(SequentialMLP):
     """The experts of this rank: two matrix products each, everything between them over all rows at once.
 
-    The router's weight is applied after the second product, as Beam defines it.
+    The router's weight is applied after the second product, in float32, as Beam defines it.
     """
 
     def forward(self, rows: Tensor, tokens_per_expert: Tensor, weights: Tensor) -> tuple[Tensor, None]:
@@ -43,4 +43,4 @@ class SwigluExperts(SequentialMLP):
         gate_up = [fc1(part)[0] for (fc1, _), part in zip(linears, rows.split(counts), strict=True)]
         activated = swiglu(torch.cat(gate_up)).split(counts)
         outputs = [fc2(part)[0] for (_, fc2), part in zip(linears, activated, strict=True)]
-        return torch.cat(outputs) * weights[:, None].to(rows.dtype), None
+        return (torch.cat(outputs) * weights[:, None]).to(rows.dtype), None
