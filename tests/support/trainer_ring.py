@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -84,12 +84,12 @@ class Ring:
         assert isinstance(failed, m.ServiceFailed)
         return failed
 
-    async def until_busy(self) -> None:
-        """A heartbeat says that the trainer is at work."""
+    async def until(self, condition: Callable[[m.Heartbeat], bool]) -> None:
+        """A heartbeat of the trainer tells what the condition looks for."""
         async with asyncio.timeout(STEP_S):
             while True:
                 heartbeat = await self.heartbeats.get()
-                if isinstance(heartbeat, m.Heartbeat) and heartbeat.state is m.WorkerState.BUSY:
+                if isinstance(heartbeat, m.Heartbeat) and condition(heartbeat):
                     return
 
     async def batch(

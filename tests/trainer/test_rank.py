@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from beamline.algorithms.losses import PolicyLoss
+from beamline.protocol.config import ParallelSection, RunConfig, TrainerSection
 from beamline.protocol.messages import TrainBatch
 from beamline.trainer import commands
 from beamline.trainer.batch import Batch
@@ -15,6 +16,7 @@ from beamline.trainer.commands import AnyCommand, Export, Join, Save, Score, Tra
 from beamline.trainer.fake_policy import FakePolicy
 from beamline.trainer.peers import Alone
 from beamline.trainer.rank import Rank, StepSettings
+from beamline.trainer.threads import num_threads
 from trainer_batches import batch
 
 VOCAB = 11
@@ -60,6 +62,14 @@ def test_micro_batches_of_padding_change_nothing():
     for name in stats.keys() - {"policy/num_micro_batches", "tokens/trained"}:
         if not name.startswith("timing/"):
             assert padded[name] == pytest.approx(stats[name]), name
+
+
+@pytest.mark.parametrize(
+    ("threads", "parallel", "expected"),
+    [(5, ParallelSection(tensor=2), 2), (2, ParallelSection(data=2, pipeline=2), 1), (6, ParallelSection(), 6)],
+)
+def test_ranks_share_the_threads(threads: int, parallel: ParallelSection, expected: int):
+    assert num_threads(RunConfig(trainer=TrainerSection(threads=threads, parallel=parallel))) == expected
 
 
 async def test_commands_arrive_as_they_were_sent():

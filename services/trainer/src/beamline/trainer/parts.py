@@ -6,6 +6,7 @@ from concurrent.futures import Executor
 from pathlib import Path
 
 import torch
+from torch.distributed import TCPStore
 
 from beamline.protocol.config import Placement, RunConfig
 from beamline.runtime.service import ServiceContext
@@ -39,7 +40,7 @@ def build_rank(config: RunConfig, num_threads: int, rank: int = 0, port: int = 0
     ranks = Ranks(rank, parallel.world_size, port)
     layout = Layout(tensor=parallel.tensor, expert=parallel.expert, pipeline=parallel.pipeline)
     store = distributed.open_store(ranks)
-    if rank == 0 and ranks.world_size > 1:
+    if rank == 0 and isinstance(store, TCPStore):
         tell(Join(port=store.port))
     distributed.start(ranks, layout, store)
     model = build_model(Path(config.model.path), layout, config.model.dtype, config.trainer.recompute)

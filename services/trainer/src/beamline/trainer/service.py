@@ -19,7 +19,7 @@ from beamline.trainer.model_dir import check_model_dir
 from beamline.trainer.ranks import OtherRanks
 from beamline.trainer.threads import num_threads
 
-LEAVE_S = 10.0
+LEAVE_S = 8.0
 """How long the process may take to end after an error, which it reports first."""
 
 
@@ -35,9 +35,9 @@ async def main(context: ServiceContext) -> None:
     model_dir = Path(config.model.path)
     check_model_dir(model_dir)
     check_layout(config, json.loads((model_dir / "config.json").read_text(encoding="utf-8")))
-    context.status.waiting_for = "Megatron to start"
     environment.prepare()
     others = await OtherRanks.start(config.trainer.parallel.world_size, context.run_dir)
+    context.status.waiting_for = "Megatron to start"
     thread = ThreadPoolExecutor(1, thread_name_prefix="policy")
     try:
         await context.until_stopped(others.watch(), _serve(context, others, thread))

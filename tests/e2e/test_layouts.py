@@ -1,0 +1,74 @@
+"""A trainer of two ranks in a whole run: the engine agrees with it, its checkpoint exports, a dead rank is named.
+
+In the first run both ranks fetch their blobs over the bus, as they would between hosts; in the other from shared memory.
+"""
+
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from beamline.protocol.messages import Heartbeat, Message, WorkerState
+from real_runs import LiveRun, Run, beamline, processes_of, run_to_end, shared_memory_of
+
+NUM_STEPS = 2
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    run = run_to_end(
+        "tiny-beam",
+        tmp_path_factory.mktemp("layouts"),
+        "trainer.parallel.tensor=2",
+        f"trainer.num_steps={NUM_STEPS}",
+        "trainer.eval_interval=0",
+        "bus.blob_store=jetstream",
+    )
+    assert run.code == 0, run.output
+    return run
+
+
+def test_engine_and_trainer_agree_at_every_step(run: Run):
+    assert sorted(run.steps) == list(range(1, NUM_STEPS + 1))
+    for values in run.steps.values():
+        assert values["policy/mismatch_abs_mean"] <= 1e-3
+        assert values["sync/canary_gap/rollout-0"] <= 1e-4
+        assert values["policy/grad_norm"] > 0
+
+
+def test_its_checkpoint_exports(run: Run, tmp_path: Path):
+    checkpoint = Path(run.summary["artifacts"]["checkpoint"])
+    assert len(list(checkpoint.resolve().rglob("rank-*.safetensors"))) == 2
+    ended = beamline("export", str(checkpoint), str(tmp_path / "model"), deadline_s=120)
+    assert ended.code == 0, ended.output
+    assert (tmp_path / "model" / "model.safetensors").is_file()
+
+
+def test_nothing_is_left_running(run: Run):
+    assert processes_of(run.path) == [] and shared_memory_of(run.path) == []
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Iterator[LiveRun]:
+    run = LiveRun("tiny-beam", tmp_path, "trainer.parallel.data=2", "trainer.num_steps=3", "trainer.eval_interval=0")
+    yield run
+    run.kill_launcher()
+
+
+def is_training(message: Message) -> bool:
+    return isinstance(message, Heartbeat) and message.service == "trainer" and message.state is WorkerState.BUSY
+
+
+async def test_a_rank_that_is_killed_ends_the_run_by_name(live: LiveRun):
+    await live.started()
+    trainer = await live.until(is_training, "the first train step")
+    assert isinstance(trainer, Heartbeat)
+    (rank,) = Path(f"/proc/{trainer.pid}/task/{trainer.pid}/children").read_text().split()
+    os.kill(int(rank), signal.SIGKILL)
+    run = await live.end()
+    assert run.code != 0
+    assert re.search(rf"rank 1 of the trainer \(process {rank}\) was killed by SIGKILL", run.output), run.output
+    assert processes_of(run.path) == [] and shared_memory_of(run.path) == []
