@@ -42,6 +42,7 @@ ENVIRONMENTS = {
     "tests/parity": "trainer",
     "tests/parity/rollout": "rollout",
     "tests/parity/reference": "reference",
+    "tests/doctor": "coordinator",
     "tests/e2e": "coordinator",
 }
 """The longest folder that holds a test file counts. Run in this order: what fails fast comes first."""

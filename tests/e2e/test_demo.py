@@ -1,5 +1,6 @@
 """The demo's recipe with the real engines: tiny Beam learns, the numbers agree, and the folder tells the story."""
 
+import json
 from pathlib import Path
 
 import msgspec
@@ -75,6 +76,18 @@ def test_the_report_is_one_page_that_asks_for_nothing(run: Run):
     assert 'src="http' not in page and 'href="http' not in page
     for text in ("accuracy", "mismatch", "Answer:"):
         assert text in page, text
+
+
+def test_the_doctor_finds_both_sides_equal(run: Run):
+    """From what the last evaluation kept, with the engine's checksums against the checkpoint's tensors."""
+    ended = beamline("doctor", "mismatch", str(run.path), deadline_s=240)
+    assert ended.code == 0, ended.output
+    assert ended.shown.startswith("The engine and the trainer agree: ")
+    found = json.loads((run.path / "doctor" / "mismatch.json").read_text())
+    assert (found["agrees"], found["routing"]) == (True, "replay")
+    assert found["sampled_version"] == found["checkpoint_version"] == NUM_STEPS
+    assert found["num_trajectories"] == 8 * 8
+    assert any(c["name"] == "weights" and c["evidence"].startswith("all ") for c in found["causes"])
 
 
 def test_the_checkpoint_exports_to_a_hugging_face_directory(run: Run, tmp_path: Path):

@@ -27,6 +27,9 @@ class Ended:
 
     code: int
     output: str
+    """All that it wrote."""
+    shown: str
+    """What it wrote on stdout."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ def beamline(*arguments: str, cwd: Path = ROOT, deadline_s: float = 60.0) -> End
     done = subprocess.run(
         [BEAMLINE, *arguments], cwd=cwd, capture_output=True, text=True, timeout=deadline_s, check=False
     )
-    return Ended(done.returncode, done.stdout + done.stderr)
+    return Ended(done.returncode, done.stdout + done.stderr, done.stdout)
 
 
 def run_to_end(recipe: str, folder: Path, *overrides: str, name: str = "run") -> Run:

@@ -85,6 +85,11 @@ class Evidence:
         return max(FLOORS[self.dtype], 2 * self.rounding if self.dtype == "bfloat16" else 0.0)
 
     @property
+    def weights_differ(self) -> bool:
+        """Under the same policy, that is: where they should not."""
+        return self.comparable_weights and bool(self.differing_weights)
+
+    @property
     def stale_L(self) -> np.ndarray:
         return self.engine.versions_L != self.policy_version
 
@@ -112,7 +117,7 @@ def _undone(evidence: Evidence, fits: Mapping[str, Fit], name: str, readings: li
     if not tried:
         return Cause(name=name, share=0.0, evidence=_NOT_READ[name])
     best = max(tried, key=lambda fit: fit.explained)
-    told = f"{_told(evidence, best.name)} it is {best.gap:.2g}"
+    told = f"{_told(evidence, best.name)} the gap is {best.gap:.2g}"
     return Cause(name=name, share=max(0.0, best.explained), evidence=told, fits=best.name)
 
 

@@ -37,7 +37,7 @@ def readings_chart(diagnosis: Diagnosis) -> Chart:
         "type": "quantitative",
         "title": "mean |gap|, nats",
         "scale": {"type": "log", "nice": True},
-        "axis": {"format": ".0e", "tickCount": 4, "grid": False},
+        "axis": {"format": ".0e", "tickCount": 4, "grid": False, "labelOverlap": True},
     }
     y: Spec = {
         "field": "reading", "type": "nominal", "title": None, "sort": {"field": "gap", "order": "ascending"},

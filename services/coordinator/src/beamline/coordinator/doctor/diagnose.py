@@ -22,10 +22,10 @@ def diagnose(subject: str, evidence: Evidence, samples: KeptSamples, recomputed:
     """
     own_L, causes = evidence.mismatch_L, attribute(evidence)
     gap, floor = gap_of(own_L), evidence.noise_floor
-    agrees = gap.mean_abs <= floor
-    largest = None if agrees or causes[0].share < MIN_SHARE else causes[0]
+    agrees = gap.mean_abs <= floor and not evidence.weights_differ
+    largest = _largest(evidence, causes, small=gap.mean_abs <= floor)
     return Diagnosis(
-        sentence=_sentence(evidence, gap, floor, largest),
+        sentence=_agreement(evidence, gap, floor) if agrees else _disagreement(evidence, gap, floor, largest),
         agrees=agrees,
         cause=largest.name if largest else "",
         subject=subject,
@@ -78,17 +78,27 @@ def _positions(evidence: Evidence) -> list[Bucket]:
     return by_position(evidence.engine.logprobs_L, evidence.readings[evidence.own], places_L, edges)
 
 
-def _sentence(evidence: Evidence, gap: Gap, floor: float, largest: Cause | None) -> str:
-    mean = f"{gap.mean_abs:.2g}"
-    if gap.mean_abs <= floor:
-        agree = (
-            f"The engine and the trainer agree: their log-probabilities differ by {mean} a token on average, and "
-            f"{evidence.dtype} alone explains up to {floor:.2g}."
+def _largest(evidence: Evidence, causes: list[Cause], *, small: bool) -> Cause | None:
+    """The cause to name. Weights that differ are a fault however small the gap is that they make."""
+    if small:
+        return next(cause for cause in causes if cause.name == WEIGHTS) if evidence.weights_differ else None
+    return causes[0] if causes[0].share >= MIN_SHARE else None
+
+
+def _agreement(evidence: Evidence, gap: Gap, floor: float) -> str:
+    return (
+        f"The engine and the trainer agree: their log-probabilities differ by {gap.mean_abs:.2g} a token on average, "
+        f"and {evidence.dtype} alone explains up to {floor:.2g}."
+    )
+
+
+def _disagreement(evidence: Evidence, gap: Gap, floor: float, largest: Cause | None) -> str:
+    if largest is not None and gap.mean_abs <= floor:
+        return (
+            f"The weights differ, though the log-probabilities are only {gap.mean_abs:.2g} a token apart on average: "
+            f"{largest.evidence}."
         )
-        if evidence.differing_weights and evidence.comparable_weights:
-            agree += f" Yet {len(evidence.differing_weights)} of {evidence.num_weights} tensors differ."
-        return agree
-    apart = f"The engine's and the trainer's log-probabilities differ by {mean} a token on average"
+    apart = f"The engine's and the trainer's log-probabilities differ by {gap.mean_abs:.2g} a token on average"
     if largest is None:
         return f"{apart}, and no cause that the doctor knows explains a quarter of it."
     return (

@@ -1,0 +1,129 @@
+"""Finished runs for the doctor, and faults planted in what they kept."""
+
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from beamline.coordinator.launch.local import interpreter
+from beamline.protocol.blobs import RoutedExperts, Trajectories, VersionSpan, decode_blob, encode_blob
+from beamline.protocol.config import AlgorithmSection, DataSection, ModelSection, RolloutSection, RunConfig, RunSection
+from beamline.protocol.config import SamplingSection as Sampling
+from beamline.runtime.run_files import write_config
+from beamline.runtime.sample_files import read_index
+from real_runs import Ended, beamline
+
+HERE = Path(__file__).parent
+TEMPERATURE = 0.7
+STEP = 3
+MAKE_DEADLINE_S, EXAMINE_DEADLINE_S = 120, 240
+
+type Edit = Callable[[Trajectories], Trajectories]
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """The folder of a run that has ended after STEP steps."""
+
+    path: Path
+
+    @property
+    def samples(self) -> Path:
+        return self.path / "doctor"
+
+    def copy(self, name: str, *, routing_replay: bool = True) -> "FinishedRun":
+        """Another run, with the same checkpoint and samples."""
+        path = self.path.parent / name
+        shutil.copytree(self.path, path, symlinks=True)
+        write_config(path, run_config(self.path.parent / "model", path, routing_replay))
+        return FinishedRun(path)
+
+    def edit(self, edit: Edit) -> None:
+        """Change every group's trajectories."""
+        for kept in read_index(self.samples).groups:
+            path = self.samples / kept.trajectories
+            path.write_bytes(encode_blob(edit(decode_blob(Trajectories, path.read_bytes()))))
+
+    def set_logprobs(self, logprobs_L: np.ndarray) -> None:
+        """Let the engine have said these."""
+        rest = logprobs_L
+
+        def take(group: Trajectories) -> Trajectories:
+            nonlocal rest
+            number = memoryview(group.rollout_logprobs).nbytes // 4
+            own, rest = rest[:number], rest[number:]
+            return msgspec.structs.replace(group, rollout_logprobs=memoryview(own.astype("<f4").tobytes()))
+
+        self.edit(take)
+        assert len(rest) == 0
+
+    def shift_experts(self, num_experts: int) -> None:
+        """Every routed expert becomes the next one."""
+        for kept in read_index(self.samples).groups:
+            path = self.samples / kept.routed_experts
+            blob = decode_blob(RoutedExperts, path.read_bytes())
+            ids = (np.frombuffer(blob.ids, np.uint8) + 1) % num_experts
+            path.write_bytes(encode_blob(msgspec.structs.replace(blob, ids=memoryview(ids.astype("u1").tobytes()))))
+
+
+def finished_run(model: Path, path: Path) -> FinishedRun:
+    """A run that kept no samples."""
+    path.mkdir()
+    (path / "launcher.lock").touch()
+    write_config(path, run_config(model, path))
+    make_checkpoint(model, path / "checkpoints")
+    return FinishedRun(path)
+
+
+@dataclass(frozen=True)
+class Examined:
+    """A run that the doctor has seen."""
+
+    run: FinishedRun
+    ended: Ended
+
+
+def examine(run: FinishedRun, *options: str) -> Ended:
+    """`beamline doctor mismatch`, as a user starts it."""
+    return beamline("doctor", "mismatch", str(run.path), *options, deadline_s=EXAMINE_DEADLINE_S)
+
+
+def run_config(model: Path, path: Path, routing_replay: bool = True) -> RunConfig:
+    return RunConfig(
+        run=RunSection(name=path.name, dir=str(path.parent)),
+        model=ModelSection(path=str(model)),
+        data=DataSection(max_prompt_tokens=64),
+        rollout=RolloutSection(sampling=Sampling(max_response_tokens=48, temperature=TEMPERATURE)),
+        algorithm=AlgorithmSection(routing_replay=routing_replay),
+    )
+
+
+def make_checkpoint(model: Path, root: Path, *perturbed: str) -> None:
+    command: Sequence[str] = [str(interpreter("trainer")), str(HERE / "make_checkpoint.py"), str(model), str(root)]
+    subprocess.run([*command, str(STEP), *perturbed], check=True, timeout=MAKE_DEADLINE_S)
+
+
+def roll_tokens(group: Trajectories) -> Trajectories:
+    """Every response token one place late; the last becomes the first."""
+    ends = np.frombuffer(group.cu_seqlens, "<i4")
+    tokens = np.frombuffer(group.tokens, "<i4").copy()
+    for start, end in pairwise(ends):
+        tokens[start:end] = np.roll(tokens[start:end], 1)
+    return msgspec.structs.replace(group, tokens=memoryview(tokens.tobytes()))
+
+
+def sampled_earlier(group: Trajectories) -> Trajectories:
+    """The first half of every response by the policy before, whose log-probabilities are others."""
+    ends = np.frombuffer(group.cu_seqlens, "<i4")
+    logprobs = np.frombuffer(group.rollout_logprobs, "<f4").copy()
+    spans: list[list[VersionSpan]] = []
+    for start, end in pairwise(ends):
+        half, length = (end - start) // 2, end - start
+        logprobs[start : start + half] -= 0.3
+        spans.append([VersionSpan(STEP - 1, 0, int(half)), VersionSpan(STEP, int(half), int(length))])
+    return msgspec.structs.replace(group, rollout_logprobs=memoryview(logprobs.tobytes()), version_spans=spans)
