@@ -1,6 +1,6 @@
 """A trainer of two ranks in a whole run: the engine agrees with it, its checkpoint exports, a dead rank is named.
 
-In the first run both ranks fetch their blobs over the bus, as they would between hosts; in the other from shared memory.
+In the first run both ranks fetch their blobs over the bus, as between hosts; in the other from shared memory.
 """
 
 import os

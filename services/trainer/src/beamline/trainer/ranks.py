@@ -73,8 +73,8 @@ class OtherRanks:
 
     def __init__(self, processes: list[_Process]) -> None:
         self._processes = processes
-        self._ends = {asyncio.create_task(self._end(one), name=f"rank {one.rank}"): one for one in processes}
         self._endings: list[BeamlineError] = []
+        self._ends = {asyncio.create_task(self._end(one), name=f"rank {one.rank}"): one for one in processes}
 
     @classmethod
     async def start(cls, world_size: int, run_dir: Path) -> "OtherRanks":
