@@ -6,7 +6,7 @@ from concurrent.futures import Executor
 from pathlib import Path
 
 import torch
-from torch.distributed import TCPStore
+from torch._C._distributed_c10d import TCPStore
 
 from beamline.protocol.config import Placement, RunConfig
 from beamline.runtime.service import ServiceContext
