@@ -14,8 +14,8 @@ token:
     loss                 f32    []            mean of -logprobs
     grad.<name>          f32                  of the loss, under the checkpoint's names
 
-<model>-bfloat16 is the shipped model, computed in bfloat16: the first five, with logprobs of the rounded logits. It is a
-trained one, for random weights spread a rounding further than those of any model that is of use.
+<model>-bfloat16 is the shipped model, computed in bfloat16: the first five, with logprobs of the rounded logits. It is
+a trained one, for random weights spread a rounding further than those of any model that is of use.
 """
 
 import argparse
