@@ -16,12 +16,12 @@ from safetensors.numpy import load_file
 
 from beamline.models import tiny
 from beamline.protocol import messages as m
-from beamline.protocol.blobs import Trajectories, decode_blob
+from beamline.protocol.blobs import RoutedExperts, Trajectories, decode_blob
 from beamline.protocol.config import RunConfig
 from beamline.runtime.deadline import deadline
 from beamline.runtime.nats_bus import NatsBus
 from beamline.runtime.nats_server import NatsServer
-from beamline.runtime.run_files import write_config
+from beamline.runtime.run_files import read_config, write_config
 from beamline.runtime.shm_blobs import ShmBlobStore, shm_root, sweep
 from brokers import SUBJECTS, Tasks
 from rollout_messages import export, phase, policy_update, prompt_group
@@ -150,6 +150,14 @@ async def test_a_worker_serves_policies_groups_and_phases_and_survives_its_own_d
     assert answer.group_id == "g-1" and answer.worker == "rollout-0" and len(blob.texts) == 2
     assert blob.prompt_tokens.cast("B").cast("i").tolist() == tokens[:40]
     assert (np.frombuffer(blob.rollout_logprobs, np.float32) < 0).all()
+    assert answer.routed_experts is not None
+    routed = decode_blob(RoutedExperts, await run.blobs.get(answer.routed_experts))
+    spec = tiny.TINY_BEAM
+    assert (routed.num_layers, routed.top_k, routed.dtype) == (spec.num_layers, spec.num_experts_per_tok, "uint8")
+    ids_RLK = np.frombuffer(routed.ids, np.uint8).reshape(-1, spec.num_layers, spec.num_experts_per_tok)
+    assert len(ids_RLK) == sum(40 + length - 1 for length in answer.response_lengths)
+    expected = reference["routed_experts"][0, :40]
+    assert np.array_equal(np.sort(ids_RLK[:40], -1), np.sort(expected, -1)), "the prompt's, of the first sample"
 
     await coordinator.publish(prompt_group([5] * 400, seeds=[1], max_tokens=384, group_id="g-2"))
     failed = await run.coordinator.take(m.GroupFailed)
@@ -163,10 +171,18 @@ async def test_a_worker_serves_policies_groups_and_phases_and_survives_its_own_d
     await run.publish_policy(1, load_file(run.folder / "other" / "model.safetensors"), canary)
     refused = await run.coordinator.take(m.PolicyLoaded)
     assert refused.policy_version == 1 and "canary" in refused.error and refused.canary_gap > 1
+    assert "policy 0 is served on" in refused.error
+    await coordinator.publish(phase(m.PhaseName.GENERATE, sequence=2, granted=True))
+    await coordinator.publish(prompt_group(tokens[:40], seeds=[1], max_tokens=16, group_id="g-5"))
+    kept = await run.reward.take(m.TrajectoryGroup)
+    assert (kept.group_id, kept.min_policy_version, kept.max_policy_version) == ("g-5", 0, 0)
+    assert (
+        blob.tokens.cast("B").cast("i").tolist()[: kept.response_lengths[0]]
+        == decode_blob(Trajectories, await run.blobs.get(kept.trajectories)).tokens.cast("B").cast("i").tolist()
+    ), "the same seed under the old policy"
     await run.publish_policy(2, weights, canary)
     assert (await run.coordinator.take(m.PolicyLoaded)).error == ""
 
-    await coordinator.publish(phase(m.PhaseName.GENERATE, sequence=2, granted=True))
     long = prompt_group(tokens[:40], seeds=list(range(16)), max_tokens=384, group_id="g-3", min_policy_version=2)
     await coordinator.publish(prompt_group(tokens[:9], seeds=[1], max_tokens=2, group_id="g-4"))
     await coordinator.publish(long)
@@ -185,6 +201,29 @@ async def test_a_worker_serves_policies_groups_and_phases_and_survives_its_own_d
     second.terminate()
     async with deadline(40, "the service to drain"):
         assert await second.wait() == 0
+    await assert_gone(children)
+
+
+async def test_a_rank_that_dies_ends_the_service_with_a_plain_message(run: Run) -> None:
+    config = read_config(run.folder)
+    engine = msgspec.structs.replace(config.rollout.engine, tensor_parallel=2)
+    rollout = msgspec.structs.replace(config.rollout, engine=engine)
+    write_config(run.folder, msgspec.structs.replace(config, rollout=rollout))
+    reference = load_file(REFERENCE)
+    canary = m.Canary(tokens=reference["tokens"][0].tolist(), logprobs=reference["logprobs"][0].tolist())
+    run.tasks.start(run.buses["coordinator"].subscribe(SUBJECTS.error(), run.coordinator))
+    process = await run.start()
+    await run.publish_policy(0, load_file(run.model / "model.safetensors"), canary)
+    loaded = await run.coordinator.take(m.PolicyLoaded, START_S)
+    assert loaded.error == "" and loaded.canary_gap < 1e-4
+    children = descendants(process)
+    of_the_engine_core = [child for child in children if child.parent() in children]
+    last_rank = max(of_the_engine_core, key=psutil.Process.create_time)
+    last_rank.send_signal(signal.SIGKILL)
+    async with deadline(40, "the service to end"):
+        assert await process.wait() == 1
+    failed = await run.coordinator.take(m.ServiceFailed)
+    assert re.search(r"one of its 2 ranks died \(tensor_parallel=2, pipeline_parallel=1\)", failed.error)
     await assert_gone(children)
 
 

@@ -305,6 +305,8 @@ async def test_the_routes_of_what_is_trained_on_travel_in_a_blob_of_their_own(fo
     assert bytes(blob.ids[: expected.nbytes]) == expected.tobytes()
     evaluated = await bench.worker.handle(msgspec.structs.replace(group, purpose=m.Purpose.EVAL))
     assert isinstance(evaluated, m.TrajectoryGroup) and evaluated.routed_experts is None
+    kept = await bench.worker.handle(msgspec.structs.replace(group, purpose=m.Purpose.EVAL, keep_routes=True))
+    assert isinstance(kept, m.TrajectoryGroup) and kept.routed_experts is not None
 
 
 def _without(ids_RLK: np.ndarray) -> np.ndarray:
