@@ -13,6 +13,7 @@ import pytest
 from beamline.protocol import messages as m
 from beamline.protocol.blobs import RoutedExperts, Trajectories, VersionSpan, decode_blob
 from beamline.protocol.errors import Rejected, Retryable
+from beamline.rollout.activation import Activation
 from beamline.rollout.fake_engine import CACHE_BYTES, WEIGHT_BYTES, FakeEngine, routes, token_logprob
 from beamline.rollout.readiness import Readiness
 from beamline.rollout.routing import RoutingLayout
@@ -29,7 +30,13 @@ class Bench:
     """A worker, and everything that it said."""
 
     def __init__(
-        self, engine: FakeEngine, folder: Path, *, colocated: bool = True, layout: RoutingLayout | None = None
+        self,
+        engine: FakeEngine,
+        folder: Path,
+        *,
+        colocated: bool = True,
+        layout: RoutingLayout | None = None,
+        exact: bool = True,
     ) -> None:
         self.engine, self.folder = engine, folder
         self.blobs = MemoryBlobStore()
@@ -43,6 +50,7 @@ class Bench:
             blobs=self.blobs,
             publish=self.say,
             readiness=self.readiness,
+            activation=Activation(engine, self.blobs, self.readiness, exact=exact),
             colocated=colocated,
             layout=layout,
         )

@@ -43,6 +43,7 @@ MESSAGES: tuple[m.Message, ...] = (
         seeds=[11, 2**63 - 1],
         min_policy_version=3,
         deadline=1_764_000_000.5,
+        keep_routes=True,
     ),
     m.TrajectoryGroup(
         group_id="g-000007",

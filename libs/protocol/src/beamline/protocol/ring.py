@@ -6,6 +6,8 @@ Token ids are vocabulary indices; log-probabilities are natural logarithms.
 
 from enum import StrEnum
 
+from msgspec import field
+
 from beamline.protocol.base import Message, Part
 
 
@@ -62,6 +64,8 @@ class PromptGroup(Message, kw_only=True, tag="PromptGroup/1"):
     """A worker that serves an older policy must not take it."""
     deadline: float
     """Unix time in seconds after which the group is failed."""
+    keep_routes: bool = False
+    """Of an evaluation: send the routed experts too, as every group that is trained on does."""
 
 
 class TrajectoryGroup(Message, kw_only=True, tag="TrajectoryGroup/1"):
@@ -180,7 +184,7 @@ class PolicyUpdate(Message, kw_only=True, tag="PolicyUpdate/1"):
     canary: Canary
     stats: dict[str, float]
     """The trainer's statistics of the step, under the names of docs/metrics.md."""
-    failed_groups: dict[str, str] = {}
+    failed_groups: dict[str, str] = field(default_factory=dict[str, str])
     """Groups of the batch that could not be trained, by id: what is wrong with their blobs."""
 
 

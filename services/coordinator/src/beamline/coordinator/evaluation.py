@@ -115,10 +115,12 @@ def eval_groups(
     policy_version: int,
     seed: int,
     deadline: float,
+    num_routed: int = 0,
 ) -> list[PromptGroup]:
     """One group a problem. Group ids are `<prefix>-<index>`; sample seeds do not depend on the policy version.
 
-    The same seeds at every evaluation make two policies comparable problem by problem.
+    The same seeds at every evaluation make two policies comparable problem by problem. The first `num_routed` groups
+    keep their routes, unless they are greedy.
     """
     return [
         PromptGroup(
@@ -140,6 +142,7 @@ def eval_groups(
             seeds=[sample_seed(seed, f"eval/{prompt.prompt_id}", sample) for sample in range(eval_set.num_samples)],
             min_policy_version=policy_version,
             deadline=deadline,
+            keep_routes=index < num_routed and eval_set.temperature > 0,
         )
         for index, prompt in enumerate(prompts)
     ]

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from beamline.coordinator.core import Core
 from beamline.coordinator.cursor import Prompt
-from beamline.coordinator.doctor.keep import SampleKeeper
+from beamline.coordinator.doctor.keep import NUM_GROUPS, SampleKeeper
 from beamline.coordinator.eval_dumps import Completion
 from beamline.coordinator.evaluation import Evaluation, eval_groups
 from beamline.protocol.blobs import Trajectories, decode_blob
@@ -80,6 +80,7 @@ class Evaluator:
                     policy_version=step,
                     seed=config.run.seed,
                     deadline=time.time() + config.coordinator.step_deadline_s,
+                    num_routed=NUM_GROUPS if self._keeper is not None else 0,
                 ),
                 config.coordinator.max_attempts,
             )

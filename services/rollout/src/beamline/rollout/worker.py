@@ -9,13 +9,13 @@ from collections.abc import Awaitable, Callable
 
 from beamline.protocol import messages as m
 from beamline.protocol.blobs import RoutedExperts, encode_blob
-from beamline.protocol.errors import BlobError, Rejected, Retryable, WeightError
+from beamline.protocol.errors import Rejected, Retryable
+from beamline.rollout.activation import Activation
 from beamline.rollout.engine import Completion, Engine
 from beamline.rollout.pack import pack_routed_experts, pack_trajectories
 from beamline.rollout.readiness import Readiness
 from beamline.rollout.routing import RoutingLayout
 from beamline.runtime.blob_store import BlobStore
-from beamline.weights.manifest import WeightManifest
 
 OWN_PHASES = (m.PhaseName.GENERATE, m.PhaseName.EVALUATE)
 """In which rollout holds devices that it shares."""
@@ -28,9 +28,10 @@ class RolloutWorker:
         worker: this worker's name.
         incarnation: changes with every start of the process.
         engine: samples; its policy counts as unknown until the first update.
-        blobs: where trajectories go and manifests come from.
+        blobs: where trajectories go.
         publish: sends a message that is no answer to an input.
         readiness: what is served, and whether groups may be taken.
+        activation: puts policies into the engine.
         colocated: whether the devices are shared, so that memory is released in the phases of others.
         layout: of the routed experts that go with what is trained on; None without routing replay.
     """
@@ -44,6 +45,7 @@ class RolloutWorker:
         blobs: BlobStore,
         publish: Callable[[m.Message], Awaitable[None]],
         readiness: Readiness,
+        activation: Activation,
         colocated: bool,
         layout: RoutingLayout | None,
     ) -> None:
@@ -55,7 +57,7 @@ class RolloutWorker:
         self._readiness = readiness
         self._colocated = colocated
         self._layout = layout
-        self._manifest: WeightManifest | None = None
+        self._activation = activation
 
     async def handle(self, group: m.Message) -> m.TrajectoryGroup | m.GroupFailed:
         """Sample a group.
@@ -109,7 +111,7 @@ class RolloutWorker:
         """
         self._readiness.hear_of(update)
         started = time.monotonic()
-        error = "" if self._readiness.serves(update) else await self._activate(update)
+        error = "" if self._readiness.serves(update) else await self._activation.activate(update)
         await self._publish(
             m.PolicyLoaded(
                 worker=self._worker,
@@ -143,47 +145,9 @@ class RolloutWorker:
                 )
             )
 
-    async def _activate(self, update: m.PolicyUpdate) -> str:
-        """Serve a new policy in place of the old one; returns why it is refused, or nothing."""
-        try:
-            manifest = WeightManifest.decode(await self._blobs.get(update.manifest))
-            await self._engine.load_weights(manifest, update.policy_version)
-        except (WeightError, BlobError) as refused:
-            self._readiness.refuse(update)
-            return str(refused)
-        gap = await self._canary_gap(update)
-        error = self._readiness.judge(update, gap)
-        if error:
-            self._readiness.refuse(update, gap)
-            return f"{error}; {await self._put_back()}"
-        self._manifest = manifest
-        self._readiness.serve(update, gap)
-        return ""
-
-    async def _put_back(self) -> str:
-        """Load the policy that was served again, whose weights its transport keeps; says how it went."""
-        before = self._readiness.served
-        if before is None or self._manifest is None:
-            return "no policy is served before it"
-        try:
-            await self._engine.load_weights(self._manifest, before.policy_version)
-            error = self._readiness.judge(before, await self._canary_gap(before))
-        except WeightError as gone:
-            error = str(gone)
-        if error:
-            self._readiness.serve_none()
-            return f"policy {before.policy_version} cannot be put back, so that none is served: {error}"
-        return f"policy {before.policy_version} is served on"
-
-    async def _canary_gap(self, update: m.PolicyUpdate) -> float:
-        """Largest difference between the engine's log-probabilities of the canary and the trainer's."""
-        logprobs = await self._engine.score(update.canary.tokens)
-        gaps = [abs(a - b) for a, b in zip(logprobs, update.canary.logprobs, strict=True)]
-        return max(gaps, default=0.0)
-
     def _routed_experts(self, group: m.PromptGroup, completions: list[Completion]) -> RoutedExperts | None:
-        """Nothing is replayed of an evaluation."""
-        if self._layout is None or group.purpose is not m.Purpose.TRAIN:
+        """Nothing is replayed of an evaluation; it may be asked for its routes all the same."""
+        if self._layout is None or not (group.purpose is m.Purpose.TRAIN or group.keep_routes):
             return None
         return pack_routed_experts(group, completions, self._layout)
 

@@ -138,7 +138,7 @@ def _told(evidence: Evidence, reading: str) -> str:
 
 
 _NOT_READ = {
-    ROUTING: "the engine recorded no routes: cannot be told apart from precision",
+    ROUTING: "no routes were recorded: cannot be told apart from precision",
     TEMPERATURE: "temperature is 1: nothing to get wrong",
     SOFTCAP: "the model has no softcap",
 }

@@ -124,7 +124,9 @@ def _notes(evidence: Evidence, samples: KeptSamples, agrees: bool) -> list[str]:
             f"Routing replay: a mean gap of {evidence.gap(live):.2g} without it, {evidence.gap(replay):.2g} with it."
         )
     else:
-        notes.append("The engine recorded no routes, so nothing could be replayed.")
+        notes.append(
+            "The engine recorded no routes, so nothing could be replayed: sample anew with --fresh to have them."
+        )
     if evidence.engine.garbled:
         first = ", ".join(map(str, evidence.engine.garbled[:5]))
         notes.append(
