@@ -17,8 +17,8 @@ from typing import Any, cast
 import numpy as np
 import torch
 from vllm.distributed import get_pp_group, get_tp_group
-from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 from vllm.model_executor.layers.fused_moe.routed_experts_capturer import bind_routed_experts_capturer
+from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 from vllm.sequence import IntermediateTensors
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from beamline.protocol.config import Placement, RunConfig
 from beamline.protocol.messages import Phase, PolicyUpdate
 from beamline.rollout import checkpoint, environment
+from beamline.rollout.activation import Activation
 from beamline.rollout.engine import Engine
 from beamline.rollout.readiness import Readiness
 from beamline.rollout.worker import RolloutWorker
@@ -33,6 +34,7 @@ async def main(context: ServiceContext) -> None:
             blobs=context.blobs,
             publish=context.bus.publish,
             readiness=readiness,
+            activation=Activation(engine, context.blobs, readiness, exact=config.model.dtype == "float32"),
             colocated=config.run.placement is Placement.COLOCATED,
             layout=layout,
         )

@@ -1,0 +1,95 @@
+"""A rollout worker on an engine without a model, and an engine that waits for its turn."""
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+
+from beamline.protocol import messages as m
+from beamline.rollout.activation import Activation
+from beamline.rollout.fake_engine import FakeEngine, token_logprob
+from beamline.rollout.readiness import Readiness
+from beamline.rollout.routing import RoutingLayout
+from beamline.rollout.worker import RolloutWorker
+from beamline.runtime.memory_blobs import MemoryBlobStore
+from beamline.runtime.service import WorkerStatus
+from rollout_messages import export, policy_update
+
+CANARY_TOKENS = [5, 9, 30, 7]
+LAYOUT = RoutingLayout(num_experts=16, top_k=4, sparse_layers=(False, True, True))
+
+
+class Bench:
+    """A worker, and everything that it said."""
+
+    def __init__(
+        self,
+        engine: FakeEngine,
+        folder: Path,
+        *,
+        colocated: bool = True,
+        layout: RoutingLayout | None = None,
+        exact: bool = True,
+    ) -> None:
+        self.engine, self.folder = engine, folder
+        self.blobs = MemoryBlobStore()
+        self.status = WorkerStatus()
+        self.said: list[m.Message] = []
+        self.readiness = Readiness(self.status, canary_tolerance=1e-3)
+        self.worker = RolloutWorker(
+            worker="rollout-0",
+            incarnation="1",
+            engine=engine,
+            blobs=self.blobs,
+            publish=self.say,
+            readiness=self.readiness,
+            activation=Activation(engine, self.blobs, self.readiness, exact=exact),
+            colocated=colocated,
+            layout=layout,
+        )
+
+    async def say(self, message: m.Message) -> None:
+        self.said.append(message)
+
+    async def update(self, version: int) -> m.PolicyLoaded:
+        """What the trainer does at the end of a step; returns the worker's answer."""
+        manifest = export(self.folder, version, {"weight": np.full(4, version)})
+        ref = await self.blobs.put("policy", "weight_manifest", manifest.encode())
+        logprobs = [token_logprob(token, version) for token in CANARY_TOKENS[1:]]
+        await self.worker.on_policy(policy_update(version, ref, m.Canary(tokens=CANARY_TOKENS, logprobs=logprobs)))
+        loaded = self.said.pop()
+        assert isinstance(loaded, m.PolicyLoaded)
+        return loaded
+
+    async def is_open(self) -> bool:
+        passing = asyncio.create_task(self.readiness.when_open())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        passing.cancel()
+        return passing.done()
+
+
+class Turns:
+    """Lets a sampling engine go on a token at a time."""
+
+    def __init__(self) -> None:
+        self._waiting: asyncio.Queue[asyncio.Future[None]] = asyncio.Queue()
+
+    def wait(self) -> asyncio.Future[None]:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.put_nowait(turn)
+        return turn
+
+    async def next(self) -> asyncio.Future[None]:
+        return await self._waiting.get()
+
+    async def finish[T](self, sampling: asyncio.Task[T]) -> T:
+        """Let it go on to its end."""
+        while not sampling.done():
+            following = asyncio.create_task(self.next())
+            await asyncio.wait({sampling, following}, return_when=asyncio.FIRST_COMPLETED)
+            if following.done():
+                following.result().set_result(None)
+            else:
+                following.cancel()
+        return sampling.result()
