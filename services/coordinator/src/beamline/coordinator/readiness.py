@@ -20,11 +20,8 @@ class Readiness:
 
     def loaded(self, policy_version: int) -> bool:
         """Whether the version is served everywhere. Raises BeamlineError when every worker refused it."""
-        roster, now = self._core.roster, time.monotonic()
-        workers = roster.alive("rollout", now)
-        if workers and all(worker.worker in roster.load_errors for worker in workers):
-            raise BeamlineError(f"no rollout worker could load policy {policy_version}: {roster.load_errors}")
-        return roster.loaded_everywhere(policy_version, now)
+        self._check_refusals(policy_version, at_least=1)
+        return self._core.roster.loaded_everywhere(policy_version, time.monotonic())
 
     def saved(self) -> CheckpointSaved | None:
         """The last step's checkpoint, once it is complete."""
@@ -37,13 +34,20 @@ class Readiness:
         return f"{need - ledger.num_fresh()} of {need} groups of step {ledger.step + 1} from rollout and reward"
 
     def missing_services(self) -> str:
-        """What a start still lacks; empty when everyone is there."""
+        """What a start still lacks; empty when everyone is there. Raises BeamlineError as `loaded` does."""
         roster, now, version = self._core.roster, time.monotonic(), self._core.ledger.step
         replicas = self._core.config.rollout.replicas
         missing = [f"a heartbeat of {name}" for name in ("reward", "trainer") if not roster.alive(name, now)]
         if self._core.update is None:
             missing.append("the trainer's first policy")
         if not roster.loaded_everywhere(version, now, at_least=replicas):
+            self._check_refusals(version, at_least=replicas)
             served = {worker.worker: roster.served_version(worker) for worker in roster.alive("rollout", now)}
             missing.append(f"{replicas} rollout workers with policy {version} (now {served})")
         return ", ".join(missing)
+
+    def _check_refusals(self, policy_version: int, at_least: int) -> None:
+        roster = self._core.roster
+        names = [worker.worker for worker in roster.alive("rollout", time.monotonic())]
+        if len(names) >= at_least and all(name in roster.load_errors for name in names):
+            raise BeamlineError(f"no rollout worker could load policy {policy_version}: {roster.load_errors}")

@@ -257,6 +257,7 @@ def _engine_args(
         scheduler_cls=LateOutputsScheduler,
         async_scheduling=False,
         logprobs_mode="processed_logprobs",
+        hf_overrides={"head_dtype": "float32"},  # as in the trainer: rounded logits are most of a bfloat16 gap
         enforce_eager=cpu,
         ir_op_priority=IrOpPriorityConfig(rms_norm=[cpu_norm.PROVIDER] if cpu else []),
         # A block table of its own for the sliding layers saves memory where contexts are long; on a CPU keeping two

@@ -27,7 +27,7 @@ class Head:
 
     def scores(self, hidden_CX: Tensor, weight_VX: Tensor) -> tuple[Tensor, Tensor | None]:
         """Scores [C, V] in float32 and, with a softcap, tanh of the capped logits."""
-        logits = (hidden_CX @ weight_VX.t()).float()
+        logits = _products(hidden_CX, weight_VX)
         if self.softcap is None:
             return logits.div_(self.temperature), None
         squashed = logits.div_(self.softcap).tanh_()
@@ -48,6 +48,15 @@ class Head:
         local = targets_C - self.vocab_start
         mine = (local >= 0) & (local < num_entries)
         return local.where(mine, 0)[:, None], mine[:, None]
+
+
+def _products(hidden_CX: Tensor, weight_VX: Tensor) -> Tensor:
+    """hidden W^T in float32 whatever the model's precision: a bfloat16 logit of 20 is off by up to 0.06."""
+    if hidden_CX.dtype == torch.float32:
+        return hidden_CX @ weight_VX.t()
+    if hidden_CX.is_cuda:
+        return torch.mm(hidden_CX, weight_VX.t(), out_dtype=torch.float32)
+    return hidden_CX.float() @ weight_VX.float().t()
 
 
 class _Logprobs(torch.autograd.Function):
