@@ -37,6 +37,12 @@ def test_engine_and_trainer_agree_at_every_step(run: Run):
         assert values["resources/freed_bytes/rollout-0"] > 0, "the key-value cache was given back in the train phase"
 
 
+def test_every_token_replays_the_engines_experts(run: Run):
+    for step in range(1, NUM_STEPS + 1):
+        assert run.steps[step]["routing/fallback_share"] == 0
+        assert run.steps[step]["routing/agreement"] > 0.999, "in float32 both sides choose alike but for ties"
+
+
 def test_the_ledger_closes(run: Run):
     ledger = run.summary["ledger"]
     ends = ("trained", "filtered", "stale", "failed")

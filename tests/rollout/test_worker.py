@@ -67,7 +67,7 @@ async def test_damaged_weights_leave_the_old_policy_served(folder: Path):
     refused = await bench.update(1)
     assert refused.policy_version == 1 and "damaged" in refused.error
     assert bench.status.policy_version == 0 and bench.engine.policy_version == 0
-    assert await bench.is_open()
+    assert not await bench.is_open()
     assert (await bench.update(2)).error == ""
     assert await bench.is_open() and bench.status.policy_version == 2
 
@@ -80,7 +80,7 @@ async def test_a_manifest_that_is_gone_is_reported_like_damaged_weights(folder: 
     await bench.worker.on_policy(policy_update(1, ref, m.Canary(tokens=[1], logprobs=[])))
     answer = bench.said.pop()
     assert isinstance(answer, m.PolicyLoaded) and ref.key in answer.error
-    assert bench.status.policy_version == 0 and await bench.is_open()
+    assert bench.status.policy_version == 0 and not await bench.is_open()
 
 
 async def test_a_policy_whose_canary_disagrees_is_refused_and_the_old_one_is_put_back(folder: Path):
@@ -89,7 +89,7 @@ async def test_a_policy_whose_canary_disagrees_is_refused_and_the_old_one_is_put
     refused = await bench.update(1)
     assert refused.canary_gap == pytest.approx(0.5)
     assert "policy 1 is refused" in refused.error and "policy 0 is served on" in refused.error
-    assert (bench.status.policy_version, bench.engine.policy_version) == (0, 0) and await bench.is_open()
+    assert (bench.status.policy_version, bench.engine.policy_version) == (0, 0) and not await bench.is_open()
     answer = await bench.worker.handle(prompt_group([4], seeds=[1]))
     assert isinstance(answer, m.TrajectoryGroup) and answer.max_policy_version == 0
     with pytest.raises(Retryable, match="policy 1"):

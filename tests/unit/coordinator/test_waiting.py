@@ -90,6 +90,20 @@ async def test_a_worker_that_fell_silent_is_not_waited_for():
     assert not roster.loaded_everywhere(3, 99 * HEARTBEAT_DEADLINE_S), "nobody is left"
 
 
+async def test_a_worker_that_refused_the_policy_is_not_waited_for_while_another_serves_it():
+    roster = Roster()
+    roster.record_heartbeat(heartbeat("rollout", "rollout-0", version=3), 0.0)
+    roster.record_heartbeat(heartbeat("rollout", "rollout-1", version=2), 0.0)
+    for incarnation in ("before the restart", "a"):
+        assert not roster.loaded_everywhere(3, 0.0) and not roster.refusals(3)
+        refused = m.PolicyLoaded(
+            worker="rollout-1", incarnation=incarnation, policy_version=3, load_s=0.1, canary_gap=2.0, error="refused"
+        )
+        roster.record_loaded(refused)
+    assert roster.loaded_everywhere(3, 0.0) and roster.refusals(3) == {"rollout-1": "refused"}
+    assert not roster.loaded_everywhere(4, 0.0) and not roster.refusals(4)
+
+
 async def test_disaggregated_phases_are_granted_at_once():
     sent = list[m.Phase]()
 

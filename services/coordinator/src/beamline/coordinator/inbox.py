@@ -1,5 +1,6 @@
 """What comes in: answers from the ring, policy updates, heartbeats. Each changes the state and wakes whoever waits."""
 
+import logging
 import time
 
 from beamline.coordinator import journal as j
@@ -7,6 +8,9 @@ from beamline.coordinator.admission import Admission
 from beamline.coordinator.core import Core
 from beamline.coordinator.evaluator import Evaluator
 from beamline.protocol import messages as m
+
+
+log = logging.getLogger(__name__)
 
 
 class Inbox:
@@ -30,6 +34,8 @@ class Inbox:
             case m.GroupFailed():
                 await self._admission.fail(message)
             case m.PolicyLoaded():
+                if message.error:
+                    log.error("%s: %s", message.worker, message.error)
                 core.roster.record_loaded(message)
             case m.LeaseReport():
                 core.roster.record_release(message)

@@ -49,5 +49,6 @@ class Readiness:
     def _check_refusals(self, policy_version: int, at_least: int) -> None:
         roster = self._core.roster
         names = [worker.worker for worker in roster.alive("rollout", time.monotonic())]
-        if len(names) >= at_least and all(name in roster.load_errors for name in names):
-            raise BeamlineError(f"no rollout worker could load policy {policy_version}: {roster.load_errors}")
+        refusals = roster.refusals(policy_version)
+        if len(names) >= at_least and all(name in refusals for name in names):
+            raise BeamlineError(f"no rollout worker could load policy {policy_version}: {refusals}")

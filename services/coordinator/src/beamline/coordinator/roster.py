@@ -14,7 +14,7 @@ class Roster:
         self._served: dict[tuple[str, str], int] = {}
         self._released: dict[tuple[str, str], int] = {}
         self._freed_bytes: dict[str, int] = {}
-        self.load_errors: dict[str, str] = {}
+        self._refusals: dict[tuple[str, str], PolicyLoaded] = {}
         self.canary_gaps: dict[str, float] = {}
 
     def record_heartbeat(self, heartbeat: Heartbeat, now: float) -> None:
@@ -22,12 +22,12 @@ class Roster:
         self._last[heartbeat.worker] = (now, heartbeat)
 
     def record_loaded(self, loaded: PolicyLoaded) -> None:
-        if loaded.error:
-            self.load_errors[loaded.worker] = loaded.error
-            return
-        self.load_errors.pop(loaded.worker, None)
-        self.canary_gaps[loaded.worker] = loaded.canary_gap
         key = (loaded.worker, loaded.incarnation)
+        if loaded.error:
+            self._refusals[key] = loaded
+            return
+        self._refusals.pop(key, None)
+        self.canary_gaps[loaded.worker] = loaded.canary_gap
         self._served[key] = max(self._served.get(key, -1), loaded.policy_version)
 
     def record_release(self, report: LeaseReport) -> None:
@@ -53,10 +53,25 @@ class Roster:
         return max(reported, heartbeat.policy_version)
 
     def loaded_everywhere(self, policy_version: int, now: float, at_least: int = 1) -> bool:
-        """Whether every live rollout worker, and at least so many, serve the version or a newer one."""
+        """Whether every live rollout worker, and at least so many, serve the version or a newer one.
+
+        Nobody waits for a worker that refused the version, as long as another serves it.
+        """
         workers = self.alive("rollout", now)
-        served = [self.served_version(worker) >= policy_version for worker in workers]
-        return len(workers) >= at_least and all(served)
+        willing = [worker for worker in workers if worker.worker not in self.refusals(policy_version)]
+        served = [self.served_version(worker) >= policy_version for worker in willing]
+        return len(workers) >= at_least and len(served) > 0 and all(served)
+
+    def refusals(self, policy_version: int) -> dict[str, str]:
+        """Why workers do not serve this version, by name."""
+        return {
+            worker: loaded.error
+            for (worker, incarnation), loaded in self._refusals.items()
+            if loaded.policy_version == policy_version and self._incarnation(worker) == incarnation
+        }
+
+    def _incarnation(self, worker: str) -> str:
+        return self._last[worker][1].incarnation if worker in self._last else ""
 
     def released(self, service: str, sequence: int, now: float) -> bool:
         """Whether every live worker of the service reported its release for that phase."""

@@ -105,9 +105,9 @@ class Readiness:
         if self._newest is None:
             return "the trainer's first policy"
         newest = self._newest.policy_version
-        if newest in self._refused and self._served is None:
+        if newest in self._refused:
             return f"a policy after {newest}, which was refused"
-        if self.policy_version != newest and newest not in self._refused:
+        if self.policy_version != newest:
             return f"policy {newest} to be loaded"
         return "its phase" if self._released else ""
 
