@@ -1,7 +1,7 @@
 """Runs every test with the interpreter of the part it concerns, lint first; fails if anything failed.
 
-`ENVIRONMENTS` says which interpreter a folder needs. A test file that no folder covers is an error, as is a missing
-interpreter: nothing is left out in silence.
+`ENVIRONMENTS` says which interpreter a folder needs, `TWICE` where a second one runs it too. A test file that no folder
+covers is an error, as is a missing interpreter: nothing is left out in silence.
 """
 
 import argparse
@@ -47,6 +47,9 @@ ENVIRONMENTS = {
 }
 """The longest folder that holds a test file counts. Run in this order: what fails fast comes first."""
 
+TWICE = {"tests/models/transformers": "rollout"}
+"""Folders that run in a second environment too: rollout and trainer have transformers of different versions."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
@@ -78,18 +81,23 @@ def collect() -> dict[str, list[Path]]:
             raise SystemExit(f"{relative} has no interpreter: add its folder to ENVIRONMENTS in tools/run_tests.py")
         files[folder].append(relative)
     used = {folder: found for folder, found in files.items() if found}
-    for environment in {ENVIRONMENTS[folder] for folder in used}:
+    for environment in {environment for folder in used for environment in environments(folder)}:
         path = INTERPRETERS[environment]
         if not os.access(ROOT / path, os.X_OK):
             raise SystemExit(f"{path} is missing: run `make test`, which sets it up")
     return used
 
 
-def run_folder(folder: str, files: list[Path], report: Path) -> Outcome:
+def environments(folder: str) -> list[str]:
+    """Whose interpreters run a folder of the table."""
+    return [ENVIRONMENTS[folder], *([TWICE[folder]] if folder in TWICE else [])]
+
+
+def run_folder(folder: str, environment: str, files: list[Path], report: Path) -> Outcome:
     """One pytest process over the files of a folder."""
-    print(f"\n== {folder} ({ENVIRONMENTS[folder]})", flush=True)
+    print(f"\n== {folder} ({environment})", flush=True)
     started = time.monotonic()
-    command = [INTERPRETERS[ENVIRONMENTS[folder]], "-m", "pytest", "-q", f"--junitxml={report}", *map(str, files)]
+    command = [INTERPRETERS[environment], "-m", "pytest", "-q", f"--junitxml={report}", *map(str, files)]
     code = subprocess.run(command, cwd=ROOT, check=False).returncode
     total, failed, skipped = _counts(report)
     return Outcome(
@@ -135,10 +143,11 @@ def main() -> int:
     parser.add_argument("--no-lint", action="store_true", help="only the tests")
     arguments = parser.parse_args()
     files = collect()
-    chosen = [f for f in files if not arguments.folders or f.startswith(tuple(arguments.folders))]
+    folders = [f for f in files if not arguments.folders or f.startswith(tuple(arguments.folders))]
+    chosen = [(folder, environment) for folder in folders for environment in environments(folder)]
     lint_failed = not arguments.no_lint and subprocess.run([ROOT / "tools/lint.sh"], check=False).returncode != 0
     with tempfile.TemporaryDirectory() as reports:
-        outcomes = [run_folder(f, files[f], Path(reports) / f"{n}.xml") for n, f in enumerate(chosen)]
+        outcomes = [run_folder(f, e, files[f], Path(reports) / f"{n}.xml") for n, (f, e) in enumerate(chosen)]
     return summarise(outcomes, lint_failed)
 
 
