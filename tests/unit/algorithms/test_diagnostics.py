@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from beamline.algorithms.diagnostics import attribute, by_position, gap, shifted
+from beamline.algorithms.diagnostics import by_position, fits, gap, shifted
 
 RNG = np.random.default_rng(0)
 NUM = 600
@@ -32,36 +32,30 @@ def variants() -> dict[str, np.ndarray]:
 def test_the_variant_that_does_as_the_engine_did_is_named(cause: str) -> None:
     known = variants()
     engine = np.nan_to_num(known[cause], nan=-2.0) + noise(SMALL)
-    found = attribute(engine, TRAINER, known, tolerance=1e-3)
-    assert found.cause == cause == found.fits[0].name
-    assert cause in found.sentence
-    assert found.fits[0].explained > 0.9
-    assert found.gap == pytest.approx(np.abs(engine - TRAINER).mean())
+    best, *_ = fits(engine, TRAINER, known)
+    assert best.name == cause
+    assert best.explained > 0.9
 
 
 def test_two_causes_are_told_apart_by_size() -> None:
     known = variants()
     large, small = known["weights one version older"] - TRAINER, known["float32 arithmetic"] - TRAINER
-    found = attribute(TRAINER + large + small, TRAINER, known, tolerance=1e-3)
-    assert found.cause == "weights one version older"
-    assert 0.9 < found.fits[0].explained < 1
+    best, *_ = fits(TRAINER + large + small, TRAINER, known)
+    assert best.name == "weights one version older"
+    assert 0.9 < best.explained < 1
 
 
-def test_a_gap_that_nothing_explains_and_none_at_all() -> None:
-    known = variants()
-    unknown = attribute(TRAINER + noise(0.5), TRAINER, known, tolerance=1e-3)
-    assert unknown.cause is None
-    assert "softcap dropped" in unknown.sentence
-    agreed = attribute(TRAINER + noise(1e-5), TRAINER, known, tolerance=1e-3)
-    assert agreed.cause is None
-    assert "agree" in agreed.sentence
-    assert attribute(TRAINER + 1, TRAINER, {}, tolerance=1e-3).cause is None
+def test_a_gap_that_nothing_explains_leaves_every_variant_with_little() -> None:
+    found = fits(TRAINER + noise(0.5), TRAINER, variants())
+    assert max(fit.explained for fit in found) < 0.1
+    assert fits(TRAINER + 1, TRAINER, {}) == []
+    assert fits(TRAINER, TRAINER, variants())[0].explained == 0
 
 
 def test_a_variant_is_compared_on_the_tokens_that_it_reads() -> None:
     """|0 - 1| and |0 - 3| average 2; the variant reads the first token alone, where 0.5 is left of 1."""
     engine, trainer = np.zeros(2), np.array([1.0, 3.0])
-    (fit,) = attribute(engine, trainer, {"half": np.array([0.5, np.nan])}, tolerance=0.1).fits
+    (fit,) = fits(engine, trainer, {"half": np.array([0.5, np.nan])})
     assert (gap(engine, trainer), fit.gap_before, fit.gap, fit.explained) == (2.0, 1.0, 0.5, 0.5)
 
 

@@ -13,9 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-ENOUGH = 0.5
-"""A variant that explains a smaller share of the gap is no cause of it."""
-
 
 @dataclass(frozen=True)
 class Bucket:
@@ -42,19 +39,6 @@ class Fit:
     def explained(self) -> float:
         """Share of the gap that goes away; negative for a variant that is further off."""
         return 1.0 - self.gap / self.gap_before if self.gap_before > 0 else 0.0
-
-
-@dataclass(frozen=True)
-class Attribution:
-    """The gap of the run's own reading, and what explains it."""
-
-    gap: float
-    """Mean |engine - trainer|, nats."""
-    fits: tuple[Fit, ...]
-    """Every variant, by the share that it explains."""
-    cause: str | None
-    """Name of the variant that explains most of the gap; None where there is no gap, or nothing explains it."""
-    sentence: str
 
 
 def gap(engine_L: np.ndarray, trainer_L: np.ndarray) -> float:
@@ -95,36 +79,16 @@ def shifted(logprobs_L: np.ndarray, sequence_L: np.ndarray, by: int) -> np.ndarr
     return found_L
 
 
-def attribute(
-    engine_L: np.ndarray, trainer_L: np.ndarray, variants: Mapping[str, np.ndarray], tolerance: float
-) -> Attribution:
-    """Name the largest cause of a gap: the variant that leaves least of it, if that is at most half.
+def fits(engine_L: np.ndarray, trainer_L: np.ndarray, variants: Mapping[str, np.ndarray]) -> list[Fit]:
+    """Every variant, by the share of the gap that it explains, largest first; of equals the first counts.
 
     Args:
         engine_L: rollout_logprobs.
         trainer_L: the run's own reading.
-        variants: name, as it stands in the sentence after "with", to reading; of equals the first counts.
-        tolerance: a gap that precision alone explains, nats.
+        variants: name to reading.
     """
-    whole = gap(engine_L, trainer_L)
-    fits = [_fit(name, engine_L, trainer_L, read_L) for name, read_L in variants.items()]
-    fits.sort(key=lambda fit: -fit.explained)
-    if whole <= tolerance:
-        return Attribution(whole, tuple(fits), None, f"The two sides agree: mean |gap| {whole:.2g} nats.")
-    if not fits or fits[0].explained < ENOUGH:
-        tried = ", ".join(variants) or "nothing"
-        return Attribution(
-            whole,
-            tuple(fits),
-            None,
-            f"Nothing that was tried explains the mean |gap| of {whole:.2g} nats (tried: {tried}).",
-        )
-    best = fits[0]
-    sentence = (
-        f"The largest cause: with {best.name}, {best.explained:.0%} of the gap goes away "
-        f"(mean |gap| {best.gap_before:.2g} to {best.gap:.2g} nats)."
-    )
-    return Attribution(whole, tuple(fits), best.name, sentence)
+    found = [_fit(name, engine_L, trainer_L, read_L) for name, read_L in variants.items()]
+    return sorted(found, key=lambda fit: -fit.explained)
 
 
 def _fit(name: str, engine_L: np.ndarray, trainer_L: np.ndarray, variant_L: np.ndarray) -> Fit:

@@ -69,8 +69,7 @@ class Evidence:
             LOGPROBS_LATE: diagnostics.shifted(own_L, sequences_L, -1),
             LOGPROBS_EARLY: diagnostics.shifted(own_L, sequences_L, 1),
         }
-        found = diagnostics.attribute(self.engine.logprobs_L, own_L, variants, self.noise_floor)
-        return {fit.name: fit for fit in found.fits}
+        return {fit.name: fit for fit in diagnostics.fits(self.engine.logprobs_L, own_L, variants)}
 
     @property
     def rounding(self) -> float:
