@@ -9,7 +9,6 @@ from beamline.coordinator.core import Core
 from beamline.coordinator.evaluator import Evaluator
 from beamline.protocol import messages as m
 
-
 log = logging.getLogger(__name__)
 
 
