@@ -174,14 +174,16 @@ async def test_a_worker_serves_policies_groups_and_phases_and_survives_its_own_d
     assert "policy 0 is served on" in refused.error
     await coordinator.publish(phase(m.PhaseName.GENERATE, sequence=2, granted=True))
     await coordinator.publish(prompt_group(tokens[:40], seeds=[1], max_tokens=16, group_id="g-5"))
+    await run.publish_policy(2, weights, canary)
+    assert (await run.coordinator.take(m.PolicyLoaded)).error == ""
     kept = await run.reward.take(m.TrajectoryGroup)
-    assert (kept.group_id, kept.min_policy_version, kept.max_policy_version) == ("g-5", 0, 0)
+    assert (kept.group_id, kept.min_policy_version, kept.max_policy_version) == ("g-5", 2, 2), (
+        "nothing new is sampled from a policy that a refused one should have replaced"
+    )
     assert (
         blob.tokens.cast("B").cast("i").tolist()[: kept.response_lengths[0]]
         == decode_blob(Trajectories, await run.blobs.get(kept.trajectories)).tokens.cast("B").cast("i").tolist()
-    ), "the same seed under the old policy"
-    await run.publish_policy(2, weights, canary)
-    assert (await run.coordinator.take(m.PolicyLoaded)).error == ""
+    ), "the same seed under the same weights"
 
     long = prompt_group(tokens[:40], seeds=list(range(16)), max_tokens=384, group_id="g-3", min_policy_version=2)
     await coordinator.publish(prompt_group(tokens[:9], seeds=[1], max_tokens=2, group_id="g-4"))
