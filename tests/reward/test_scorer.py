@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from beamline.protocol import messages as m
-from beamline.protocol.config import OverlongSection
 from beamline.protocol.errors import Rejected
+from beamline.protocol.reward_config import OverlongSection
 from beamline.protocol.subjects import Subjects
 from beamline.reward.scorer import Scorer, keep_raw, overlong_shaping
 from beamline.runtime.memory_blobs import MemoryBlobStore

@@ -9,7 +9,8 @@ import msgspec
 import pytest_asyncio
 
 from beamline.protocol import messages as m
-from beamline.protocol.config import RewardSection, RunConfig, RunSection
+from beamline.protocol.config import RunConfig, RunSection
+from beamline.protocol.reward_config import RewardSection
 from beamline.protocol.subjects import Subjects
 from beamline.runtime.nats_bus import NatsBus
 from beamline.runtime.nats_server import NatsServer

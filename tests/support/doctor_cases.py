@@ -11,8 +11,9 @@ import msgspec
 import numpy as np
 
 from beamline.coordinator.launch.local import interpreter
+from beamline.protocol.algorithm_config import AlgorithmSection
 from beamline.protocol.blobs import RoutedExperts, Trajectories, VersionSpan, decode_blob, encode_blob
-from beamline.protocol.config import AlgorithmSection, DataSection, ModelSection, RolloutSection, RunConfig, RunSection
+from beamline.protocol.config import DataSection, ModelSection, RolloutSection, RunConfig, RunSection
 from beamline.protocol.config import SamplingSection as Sampling
 from beamline.runtime.run_files import write_config
 from beamline.runtime.sample_files import read_index

@@ -13,8 +13,10 @@ from beamline.protocol.codec import encode
 
 GOLDEN = Path(__file__).parents[1] / "contract" / "golden"
 
-TASK = m.Task(prompt_id="sums-7", data_source="chained-sums", grader="math_dapo", ground_truth="42")
-SAMPLING = m.Sampling(temperature=0.75, top_p=0.5, max_tokens=56)
+TASK = m.Task(
+    prompt_id="sums-7", data_source="chained-sums", grader="math_dapo", ground_truth="42", environment="calculator"
+)
+SAMPLING = m.Sampling(temperature=0.75, top_p=0.5, max_tokens=56, stop=["="])
 TRAJECTORIES = m.BlobRef(
     owner="g-000007", key="trajectories-1", kind="trajectories", num_bytes=1234, checksum="0123456789abcdef"
 )
@@ -99,6 +101,7 @@ MESSAGES: tuple[m.Message, ...] = (
                 trajectories=TRAJECTORIES,
                 routed_experts=ROUTED,
                 advantages=[0.5, None],
+                rewards=[1.0, None],
             )
         ],
         mini_batches=[m.MiniBatch(num_loss_tokens=61, ranks=[[m.Place(group=0, sample=0)], []])],

@@ -17,7 +17,7 @@ from beamline.algorithms.off_policy import (
     TokenImportance,
     TokenMask,
 )
-from beamline.protocol.config import AlgorithmSection, OffPolicySection
+from beamline.protocol.algorithm_config import AlgorithmSection, OffPolicySection
 from beamline.trainer.batch import Batch, MicroBatch, MiniBatch, Trajectory
 from beamline.trainer.fake_policy import FakePolicy
 from beamline.trainer.loss import policy_loss

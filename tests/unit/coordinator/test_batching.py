@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from beamline.coordinator.batching import split_useless, train_batch
-from beamline.protocol.config import AlgorithmSection
+from beamline.protocol.algorithm_config import AlgorithmSection
 from ring_messages import prompt, scored
 
 CONFIG = AlgorithmSection(num_mini_batches=2)

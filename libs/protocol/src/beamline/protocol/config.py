@@ -10,15 +10,17 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-Positive = Annotated[int, Meta(gt=0)]
-NonNegative = Annotated[int, Meta(ge=0)]
-PositiveFloat = Annotated[float, Meta(gt=0)]
-NonNegativeFloat = Annotated[float, Meta(ge=0)]
-Share = Annotated[float, Meta(ge=0, le=1)]
-
-
-class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of every part of the configuration."""
+from beamline.protocol.algorithm_config import AlgorithmSection
+from beamline.protocol.reward_config import RewardSection
+from beamline.protocol.section import (
+    NonNegative,
+    NonNegativeFloat,
+    Positive,
+    PositiveFloat,
+    Section,
+    Share,
+    check_choice,
+)
 
 
 class Placement(StrEnum):
@@ -71,69 +73,6 @@ class DataSection(Section, kw_only=True):
     )
 
 
-type Bounds = tuple[PositiveFloat, PositiveFloat]
-
-
-class OffPolicySection(Section, kw_only=True):
-    """Corrections for the mismatch between engine and trainer, in the order in which they apply; all off by default."""
-
-    outlier_bounds: Bounds | None = None
-    """Drop a sequence with any token whose exp(mismatch) lies outside; 1e-4 and 100 are usual."""
-    token_mask_bounds: Bounds | None = None
-    """Drop the tokens whose exp(mismatch) lies outside; 0.5 and 2 are usual."""
-    importance: str = "none"
-    """none, token or sequence: weight by min(ratio, importance_cap), truncated importance sampling."""
-    importance_cap: PositiveFloat | None = None
-    """Left out it is 2 for token and 5 for sequence."""
-    sequence_mask: str = "none"
-    """none, geometric or product: keep a sequence whose mean (product) ratio lies within sequence_mask_bounds."""
-    sequence_mask_bounds: Bounds | None = None
-    """Left out it is 0.99 and 1.01 for geometric, 0.5 and 2 for product."""
-
-    def __post_init__(self) -> None:
-        for name, value, known in (
-            ("importance", self.importance, ("none", "token", "sequence")),
-            ("sequence_mask", self.sequence_mask, ("none", "geometric", "product")),
-        ):
-            if value not in known:
-                raise ValueError(f"{name}={value!r}: must be one of {', '.join(known)}")
-        for name in ("outlier_bounds", "token_mask_bounds", "sequence_mask_bounds"):
-            bounds = getattr(self, name)
-            if bounds is not None and bounds[0] >= bounds[1]:
-                raise ValueError(f"{name}={list(bounds)}: the first must be below the second")
-        if self.importance == "none" and self.importance_cap is not None:
-            raise ValueError(f"importance_cap={self.importance_cap} has no effect: set importance to token or sequence")
-        if self.sequence_mask == "none" and self.sequence_mask_bounds is not None:
-            raise ValueError("sequence_mask_bounds has no effect: set sequence_mask to geometric or product")
-
-
-class AlgorithmSection(Section, kw_only=True):
-    advantage: str = "grpo"
-    normalize_std: bool = True
-    """false is Dr.GRPO's r - mean."""
-    drop_zero_variance: bool = True
-    """End a group whose rewards are all equal as filtered; it has no gradient."""
-    clip_low: PositiveFloat = 0.2
-    clip_high: PositiveFloat = 0.28
-    """clip-higher; equal to clip_low it is plain GRPO."""
-    dual_clip: float | None = None
-    """c > 1 bounds the loss of A < 0."""
-    reduction: str = "token_mean"
-    num_mini_batches: Positive = 2
-    """Optimizer updates a step."""
-    routing_replay: bool = True
-    """R3: the trainer replays the experts that the engine chose."""
-    off_policy: OffPolicySection = OffPolicySection()
-
-    def __post_init__(self) -> None:
-        if self.advantage != "grpo":
-            raise ValueError(f"advantage={self.advantage!r}: must be 'grpo'")
-        if self.reduction != "token_mean":
-            raise ValueError(f"reduction={self.reduction!r}: must be 'token_mean'")
-        if self.dual_clip is not None and self.dual_clip <= 1:
-            raise ValueError(f"dual_clip={self.dual_clip}: must be above 1")
-
-
 class SamplingSection(Section, kw_only=True):
     groups_per_step: Positive = 64
     samples_per_group: Positive = 8
@@ -172,21 +111,6 @@ class RolloutSection(Section, kw_only=True):
     median over the canary counts."""
 
 
-class OverlongSection(Section, kw_only=True):
-    buffer_tokens: NonNegative = 0
-    """0 is off. The last buffer_tokens before max_response_tokens are penalised linearly (DAPO)."""
-    factor: NonNegativeFloat = 1.0
-
-
-class RewardSection(Section, kw_only=True):
-    grader: str = "math_dapo"
-    """math_dapo or math_verify."""
-    workers: Positive = 1
-    """Processes in which graders run, each of which can be killed."""
-    grade_timeout_s: PositiveFloat = 10.0
-    overlong: OverlongSection = OverlongSection()
-
-
 class OptimizerSection(Section, kw_only=True):
     lr: PositiveFloat = 1e-6
     betas: tuple[Share, Share] = (0.9, 0.95)
@@ -201,8 +125,7 @@ class OptimizerSection(Section, kw_only=True):
     """Share of lr at the end of the decay."""
 
     def __post_init__(self) -> None:
-        if self.decay not in ("constant", "linear", "cosine"):
-            raise ValueError(f"decay={self.decay!r}: must be constant, linear or cosine")
+        check_choice("decay", self.decay, ("constant", "linear", "cosine"))
 
 
 class ParallelSection(Section, kw_only=True):
@@ -259,8 +182,7 @@ class BusSection(Section, kw_only=True):
     """Redelivery after this long without an in-progress ack."""
 
     def __post_init__(self) -> None:
-        if self.blob_store not in ("shm", "jetstream"):
-            raise ValueError(f"blob_store={self.blob_store!r}: must be shm or jetstream")
+        check_choice("blob_store", self.blob_store, ("shm", "jetstream"))
 
 
 class RunConfig(Section, kw_only=True):

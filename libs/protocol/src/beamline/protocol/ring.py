@@ -40,6 +40,8 @@ class Task(Part, kw_only=True):
     data_source: str
     grader: str
     ground_truth: str
+    environment: str = ""
+    """What answers the policy between its turns; empty is one turn."""
 
 
 class Sampling(Part, kw_only=True):
@@ -47,6 +49,8 @@ class Sampling(Part, kw_only=True):
     """0 is greedy."""
     top_p: float
     max_tokens: int
+    stop: list[str] = field(default_factory=list[str])
+    """Texts that end a completion; they stay in it."""
 
 
 class PromptGroup(Message, kw_only=True, tag="PromptGroup/1"):
@@ -141,6 +145,8 @@ class TrainGroup(Part, kw_only=True):
     trajectories: BlobRef
     routed_experts: BlobRef | None = None
     advantages: list[float | None]
+    rewards: list[float | None] = field(default_factory=list[float | None])
+    """What the advantages are made of, where the trainer makes them again after it took off a divergence."""
 
 
 class Place(Part, kw_only=True, array_like=True):

@@ -3,7 +3,7 @@
 from beamline.algorithms.advantages import grpo
 from beamline.algorithms.filters import zero_variance
 from beamline.algorithms.packing import balance
-from beamline.protocol.config import AlgorithmSection
+from beamline.protocol.algorithm_config import AlgorithmSection
 from beamline.protocol.messages import MiniBatch, Place, ScoredGroup, TrainBatch, TrainGroup
 
 

@@ -10,9 +10,9 @@ from functools import partial
 
 from beamline.algorithms.shaping import overlong
 from beamline.protocol.blobs import Trajectories, decode_blob
-from beamline.protocol.config import OverlongSection
 from beamline.protocol.errors import BlobError, Rejected
 from beamline.protocol.messages import FinishReason, Grade, GroupFailed, Message, ScoredGroup, TrajectoryGroup
+from beamline.protocol.reward_config import OverlongSection
 from beamline.reward.frames import Abstained, Outcome
 from beamline.reward.pool import GraderPool
 from beamline.runtime.blob_store import BlobStore

@@ -10,7 +10,7 @@ from beamline.algorithms.off_policy import (
     TokenImportance,
     TokenMask,
 )
-from beamline.protocol.config import AlgorithmSection, OffPolicySection
+from beamline.protocol.algorithm_config import AlgorithmSection, OffPolicySection
 
 IMPORTANCE = {"none": None, "token": TokenImportance, "sequence": SequenceImportance}
 SEQUENCE_MASKS = {"none": None, "geometric": GeometricMask, "product": ProductMask}
