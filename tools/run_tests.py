@@ -144,6 +144,8 @@ def main() -> int:
     arguments = parser.parse_args()
     files = collect()
     folders = [f for f in files if not arguments.folders or f.startswith(tuple(arguments.folders))]
+    if not folders:
+        raise SystemExit(f"no folder begins with {' or '.join(arguments.folders)}: known are {', '.join(files)}")
     chosen = [(folder, environment) for folder in folders for environment in environments(folder)]
     lint_failed = not arguments.no_lint and subprocess.run([ROOT / "tools/lint.sh"], check=False).returncode != 0
     with tempfile.TemporaryDirectory() as reports:

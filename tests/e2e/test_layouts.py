@@ -1,6 +1,6 @@
-"""A trainer of two ranks in a whole run: the engine agrees with it, its checkpoint exports, a dead rank is named.
+"""Engine and trainer of two ranks each in a whole run: they agree, the checkpoint exports, a dead rank is named.
 
-In the first run both ranks fetch their blobs over the bus, as between hosts; in the other from shared memory.
+In the first run both ranks fetch their blobs over the bus, as between hosts; in the others from shared memory.
 """
 
 import os
@@ -17,15 +17,24 @@ from real_runs import LiveRun, Run, beamline, processes_of, run_to_end, shared_m
 NUM_STEPS = 2
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+@pytest.fixture(
+    scope="module",
+    params=[
+        ("tiny-beam", "rollout.engine.pipeline_parallel=2", "trainer.parallel.tensor=2", "bus.blob_store=jetstream"),
+        ("tiny-qwen3-moe", "rollout.engine.tensor_parallel=2", "trainer.parallel.pipeline=2"),
+    ],
+    ids=["beam-pp2-tp2", "qwen3-moe-tp2-pp2"],
+)
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    recipe, *layout = request.param
     run = run_to_end(
-        "tiny-beam",
+        recipe,
         tmp_path_factory.mktemp("layouts"),
-        "trainer.parallel.tensor=2",
+        *layout,
         f"trainer.num_steps={NUM_STEPS}",
         "trainer.eval_interval=0",
-        "bus.blob_store=jetstream",
+        "rollout.sampling.groups_per_step=8",
+        "algorithm.drop_zero_variance=false",
     )
     assert run.code == 0, run.output
     return run
@@ -34,8 +43,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_engine_and_trainer_agree_at_every_step(run: Run):
     assert sorted(run.steps) == list(range(1, NUM_STEPS + 1))
     for values in run.steps.values():
-        assert values["policy/mismatch_abs_mean"] <= 1e-3
+        assert values["policy/mismatch_abs_mean"] <= 1e-5
         assert values["sync/canary_gap/rollout-0"] <= 1e-4
+        assert values["routing/fallback_share"] == 0
+        assert values["routing/agreement"] >= 0.999
         assert values["policy/grad_norm"] > 0
 
 
