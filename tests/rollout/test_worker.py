@@ -1,7 +1,6 @@
-"""The worker against an engine without a model: gates, versions, canaries, deadlines, leases."""
+"""The worker against an engine without a model: gates, versions, canaries, leases."""
 
 import asyncio
-import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -175,16 +174,6 @@ async def test_a_group_spans_the_policies_that_sampled_it(folder: Path):
     assert (answer.min_policy_version, answer.max_policy_version) == (0, 1)
     blob = decode_blob(Trajectories, await bench.blobs.get(answer.trajectories))
     assert blob.version_spans == [[VersionSpan(0, 0, 1), VersionSpan(1, 1, answer.response_lengths[0])]]
-
-
-async def test_a_group_past_its_deadline_fails_as_such_and_may_be_tried_again(folder: Path):
-    never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    bench = Bench(FakeEngine(wait=lambda: never), folder)
-    await bench.update(0)
-    answer = await bench.worker.handle(prompt_group([4], seeds=[1], deadline=time.time() + 0.05))
-    assert isinstance(answer, m.GroupFailed)
-    assert (answer.kind, answer.retryable, answer.service) == ("deadline", True, "rollout")
-    assert bench.status.in_flight == 0
 
 
 async def test_a_prompt_that_does_not_fit_fails_for_good(folder: Path):

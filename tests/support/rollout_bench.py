@@ -30,6 +30,7 @@ class Bench:
         colocated: bool = True,
         layout: RoutingLayout | None = None,
         exact: bool = True,
+        answer_s: float = 0.02,
     ) -> None:
         self.engine, self.folder = engine, folder
         self.blobs = MemoryBlobStore()
@@ -46,6 +47,7 @@ class Bench:
             activation=Activation(engine, self.blobs, self.readiness, exact=exact),
             colocated=colocated,
             layout=layout,
+            answer_s=answer_s,
         )
 
     async def say(self, message: m.Message) -> None:

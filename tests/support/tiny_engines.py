@@ -15,3 +15,14 @@ def routes_of(completion: Completion) -> np.ndarray:
     trace = completion.routed_experts
     assert trace is not None
     return np.sort(np.frombuffer(trace.ids, trace.dtype).reshape(-1, trace.num_layers, trace.top_k), axis=-1)
+
+
+def assert_prefix(part: Completion, whole: Completion, num_prompt_tokens: int) -> None:
+    """What was sampled of an aborted sample, and noted of it, begins the whole one."""
+    num_tokens = len(part.tokens)
+    assert part.tokens == whole.tokens[:num_tokens]
+    assert np.abs(np.array(part.logprobs) - whole.logprobs[:num_tokens]).max() < 1e-4
+    (span,) = part.version_spans
+    assert (span.policy_version, span.start, span.end) == (whole.version_spans[0].policy_version, 0, num_tokens)
+    num_rows = num_prompt_tokens + num_tokens - 1
+    assert np.array_equal(routes_of(part), routes_of(whole)[:num_rows])

@@ -9,8 +9,9 @@ import pytest
 import pytest_asyncio
 
 from beamline.protocol.blobs import VersionSpan
+from beamline.protocol.messages import FinishReason
 from rollout_messages import export, prompt_group
-from tiny_engines import routes_of
+from tiny_engines import assert_prefix, routes_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -45,6 +46,20 @@ async def test_samples_equal_those_of_one_rank(ranks, engine, model) -> None:
         assert mine.tokens == theirs.tokens and mine.version_spans == [VersionSpan(0, 0, len(mine.tokens))]
         assert np.abs(np.array(mine.logprobs) - theirs.logprobs).max() < TOLERANCE
         assert np.array_equal(routes_of(mine), routes_of(theirs))
+
+
+async def test_aborted_samples_keep_what_every_rank_noted_of_them(ranks, model) -> None:
+    prompt = model.reference["tokens"][0][:70].tolist()
+    group = prompt_group(prompt, seeds=list(range(6)), max_tokens=60)
+    whole, stop = await ranks.generate(group), asyncio.Event()
+    sampling = asyncio.create_task(ranks.generate(group, stop))
+    await ranks.generate(prompt_group(prompt[:5], seeds=[1], max_tokens=10))
+    stop.set()
+    async with asyncio.timeout(10):
+        aborted = await sampling
+    for mine, theirs in zip(aborted, whole, strict=True):
+        assert mine.finish_reason is FinishReason.ABORT and 0 < len(mine.tokens) < 60
+        assert_prefix(mine, theirs, len(prompt))
 
 
 async def test_a_policy_is_loaded_by_every_rank_while_samples_are_under_way(ranks, model, tmp_path: Path) -> None:

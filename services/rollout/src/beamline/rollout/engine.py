@@ -4,6 +4,7 @@
 in-memory ring and the worker's unit tests. Nothing here imports an engine.
 """
 
+import asyncio
 from typing import Protocol
 
 import msgspec
@@ -23,7 +24,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     """One sampled response."""
 
     tokens: list[int]
-    """Sampled tokens, the end token included."""
+    """Sampled tokens, the end token included. None at all where the sample was aborted before its first."""
     logprobs: list[float]
     """log softmax(logits / temperature) of each sampled token; temperature 1 where sampling was greedy."""
     finish_reason: FinishReason
@@ -31,7 +32,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     version_spans: list[VersionSpan]
     """Contiguous, from 0 to the last token."""
     routed_experts: RoutedTrace | None = None
-    """None where the engine was not told to record them."""
+    """None where the engine was not told to record them, and where no token was sampled."""
 
 
 class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,11 +49,18 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
 class Engine(Protocol):
     """Samples from one policy at a time. Calls may overlap, `load_weights` among them."""
 
-    async def generate(self, group: PromptGroup) -> list[Completion]:
+    async def generate(self, group: PromptGroup, stop: asyncio.Event | None = None) -> list[Completion]:
         """Sample the prompt once a seed, in the order of the seeds.
 
         The same seed under the same policy and sampling gives the same tokens. Cancelling the call drops its samples.
-        Raises Rejected, kind "prompt_too_long", where prompt and `max_tokens` do not fit the model.
+
+        Args:
+            stop: when it is set, the samples that still run are aborted: each comes back at once, also while memory is
+                released, with all tokens that it has and, for every one of them, its log-probability, version and
+                routed experts as they were when it was sampled.
+
+        Raises:
+            Rejected: kind "prompt_too_long", where prompt and `max_tokens` do not fit the model.
         """
         ...
 

@@ -64,11 +64,11 @@ class FakeEngine:
         self.policy_version = 0
         self.closed = False
 
-    async def generate(self, group: PromptGroup) -> list[Completion]:
+    async def generate(self, group: PromptGroup, stop: asyncio.Event | None = None) -> list[Completion]:
         num_tokens = len(group.prompt_tokens) + group.sampling.max_tokens
         if num_tokens > self._max_model_tokens:
             raise Rejected("prompt_too_long", f"{num_tokens} tokens do not fit {self._max_model_tokens}")
-        return list(await asyncio.gather(*(self._sample(group, seed) for seed in group.seeds)))
+        return list(await asyncio.gather(*(self._sample(group, seed, stop) for seed in group.seeds)))
 
     async def load_weights(self, manifest: WeightManifest, policy_version: int) -> None:
         if policy_version in self.damaged:
@@ -94,28 +94,45 @@ class FakeEngine:
     async def close(self) -> None:
         self.closed = True
 
-    async def _sample(self, group: PromptGroup, seed: int) -> Completion:
+    async def _sample(self, group: PromptGroup, seed: int, stop: asyncio.Event | None) -> Completion:
         rng = random.Random(f"{group.prompt_tokens}:{seed}")
         length = rng.randint(1, group.sampling.max_tokens)
         tokens: list[int] = []
         versions: list[int] = []
-        for _ in range(length):
-            if self._wait is not None:
-                await self._wait()
-            await self._serving.wait()
+        while len(tokens) < length and await self._goes_on(stop):
             tokens.append(rng.randrange(FIRST_WORD, VOCABULARY_SIZE))
             versions.append(self.policy_version)
-        stopped = length < group.sampling.max_tokens
-        if stopped:
+        reason = FinishReason.LENGTH if length == group.sampling.max_tokens else FinishReason.STOP
+        if len(tokens) < length:
+            reason = FinishReason.ABORT
+        elif reason is FinishReason.STOP:
             tokens[-1] = END_TOKEN
         return Completion(
             tokens=tokens,
             logprobs=[token_logprob(token, version) for token, version in zip(tokens, versions, strict=True)],
-            finish_reason=FinishReason.STOP if stopped else FinishReason.LENGTH,
-            text=self._respond(group, seed),
+            finish_reason=reason,
+            text="" if reason is FinishReason.ABORT else self._respond(group, seed),
             version_spans=_spans(versions),
-            routed_experts=self._trace([*group.prompt_tokens, *tokens[:-1]]),
+            routed_experts=self._trace([*group.prompt_tokens, *tokens[:-1]]) if tokens else None,
         )
+
+    async def _goes_on(self, stop: asyncio.Event | None) -> bool:
+        """Wait for the next token's turn; False where the sample is aborted instead."""
+        stop = stop or asyncio.Event()
+        if self._wait is None and self._serving.is_set():
+            return not stop.is_set()
+        turn, stopped = asyncio.create_task(self._turn()), asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait({turn, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            turn.cancel()
+            stopped.cancel()
+        return not stopped.done()
+
+    async def _turn(self) -> None:
+        if self._wait is not None:
+            await self._wait()
+        await self._serving.wait()
 
     def _trace(self, tokens: Sequence[int]) -> RoutedTrace | None:
         if self._layout is None:
@@ -134,5 +151,5 @@ def routes(tokens: Sequence[int], layout: RoutingLayout) -> np.ndarray:
 
 def _spans(versions: Sequence[int]) -> list[VersionSpan]:
     starts = [i for i, version in enumerate(versions) if i == 0 or version != versions[i - 1]]
-    ends = [*starts[1:], len(versions)]
+    ends = [*starts, len(versions)][1:]
     return [VersionSpan(versions[start], start, end) for start, end in zip(starts, ends, strict=True)]

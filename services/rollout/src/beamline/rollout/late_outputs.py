@@ -6,7 +6,7 @@ from the engine.
 
 What the workers note of a step rides along: which policy sampled its tokens, and which experts they were routed to.
 Both are kept with each token as it was sampled, whatever happens to its request afterwards: a request that is put back
-and computed again keeps the rows that it had.
+and computed again keeps the rows that it had, and one that is aborted is handed out with all that it has sampled.
 """
 
 from collections.abc import Iterable
@@ -16,8 +16,9 @@ from typing import Any
 import msgspec
 import numpy as np
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.engine import EngineCoreOutput
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.outputs import LogprobsLists
+from vllm.v1.request import RequestStatus
 
 SPANS = "beamline_version_spans"
 """Key of the spans in the one free field that vLLM carries from the engine to a request's output."""
@@ -68,26 +69,41 @@ class _Held(msgspec.Struct):
 
 
 class LateOutputsScheduler(Scheduler):
-    """Only for requests of which the final output alone is read; an aborted request ends without tokens."""
+    """Only for requests of which the final output alone is read.
+
+    vLLM's own scheduler forgets a request that is aborted. Here it has a last output like any other, handed out by the
+    next step. There is one even if no request is left and while sampling is paused: the workers have yet to hear of
+    those that ended. Where the reader has dropped the request, it drops that output too.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._held: dict[str, _Held] = {}
+        self._aborted: list[tuple[int, EngineCoreOutput]] = []
+        """By the client whose request it was."""
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         notes, index = model_runner_output.aux_output_connector_output, model_runner_output.req_id_to_index
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         for of_client in outputs.values():
             of_client.outputs = [output for output in of_client.outputs if self._ends(output, notes, index)]
+        aborted, self._aborted = self._aborted, []
+        for client, output in aborted:
+            outputs.setdefault(client, EngineCoreOutputs()).outputs.append(output)
         return {
             client: of_client
             for client, of_client in outputs.items()
             if of_client.outputs or of_client.finished_requests or of_client.scheduler_stats
         }
 
-    def finish_requests(self, request_ids: str | Iterable[str] | None, *args: Any, **kwargs: Any) -> Any:
-        finished = super().finish_requests(request_ids, *args, **kwargs)
-        self._held = {name: held for name, held in self._held.items() if name in self.requests}
+    def finish_requests(self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus) -> Any:
+        finished = super().finish_requests(request_ids, finished_status)
+        for request in finished:
+            held = self._held.pop(request.request_id, None) or _Held()
+            if finished_status is RequestStatus.FINISHED_ABORTED:
+                output = EngineCoreOutput(request.request_id, [], finish_reason=request.get_finished_reason())
+                held.fill(output)
+                self._aborted.append((request.client_index, output))
         return finished
 
     def _ends(self, output: EngineCoreOutput, notes: StepNotes, index: dict[str, int]) -> bool:

@@ -25,12 +25,18 @@ def pack_trajectories(group: PromptGroup, completions: Sequence[Completion]) -> 
 
 
 def pack_routed_experts(group: PromptGroup, completions: Sequence[Completion], layout: RoutingLayout) -> RoutedExperts:
-    """The group's routed experts. Raises Rejected for a trajectory whose trace is missing, cut short or impossible."""
-    lengths = [len(group.prompt_tokens) + len(completion.tokens) - 1 for completion in completions]
+    """The group's routed experts. Raises Rejected for a trajectory whose trace is missing, cut short or impossible.
+
+    A trajectory that was aborted before its first token has no rows.
+    """
+    lengths = [
+        len(group.prompt_tokens) + len(completion.tokens) - 1 if completion.tokens else 0 for completion in completions
+    ]
     traces: list[bytes] = []
     for index, (completion, num_rows) in enumerate(zip(completions, lengths, strict=True)):
-        trace = layout.check(completion.routed_experts, num_rows, f"group {group.group_id}, trajectory {index}")
-        traces.append(trace.ids)
+        if num_rows:
+            trace = layout.check(completion.routed_experts, num_rows, f"group {group.group_id}, trajectory {index}")
+            traces.append(trace.ids)
     return RoutedExperts(
         group_id=group.group_id,
         num_layers=layout.num_layers,

@@ -13,6 +13,9 @@ from beamline.rollout.readiness import Readiness
 from beamline.rollout.worker import RolloutWorker
 from beamline.runtime.service import ServiceContext
 
+ANSWER_SHARE = 0.1
+"""Of the time that a group has: for handing its samples out, grading them, and the way to the coordinator."""
+
 
 async def main(context: ServiceContext) -> None:
     """Serve `work.rollout`.
@@ -37,6 +40,7 @@ async def main(context: ServiceContext) -> None:
             activation=Activation(engine, context.blobs, readiness, exact=config.model.dtype == "float32"),
             colocated=config.run.placement is Placement.COLOCATED,
             layout=layout,
+            answer_s=ANSWER_SHARE * config.rollout.group_deadline_s,
         )
         await context.until_stopped(
             engine.until_broken(),

@@ -102,7 +102,7 @@ class VllmEngine:
             environment.start_engine_by_fork()
         return cls(AsyncLLM.from_vllm_config(vllm_config, disable_log_stats=True), model_path)
 
-    async def generate(self, group: PromptGroup) -> list[Completion]:
+    async def generate(self, group: PromptGroup, stop: asyncio.Event | None = None) -> list[Completion]:
         num_tokens = len(group.prompt_tokens) + group.sampling.max_tokens
         if num_tokens > self._max_tokens:
             raise Rejected(
@@ -110,7 +110,14 @@ class VllmEngine:
                 f"prompt {group.task.prompt_id} has {len(group.prompt_tokens)} tokens and up to "
                 f"{group.sampling.max_tokens} are sampled: {num_tokens} do not fit {self._max_tokens}",
             )
-        return list(await asyncio.gather(*(self._sample(group, seed) for seed in group.seeds)))
+        names = [str(next(self._request_ids)) for _ in group.seeds]
+        samples = [self._sample(group, *pair) for pair in zip(group.seeds, names, strict=True)]
+        aborting = asyncio.create_task(self._abort(names, stop)) if stop else None
+        try:
+            return list(await asyncio.gather(*samples))
+        finally:
+            if aborting:
+                aborting.cancel()
 
     async def load_weights(self, manifest: WeightManifest, policy_version: int) -> None:
         await asyncio.to_thread(check_manifest, manifest, self._shapes)
@@ -128,7 +135,7 @@ class VllmEngine:
         async with self._control:
             if self._released:
                 await self._llm.resume_generation()
-            output = await self._request(tokens, params)
+            output = await self._request(tokens, params, str(next(self._request_ids)))
             if self._released:
                 await self._llm.pause_generation(mode="keep", clear_cache=True)
                 await self._call("beamline_release_memory")
@@ -169,7 +176,7 @@ class VllmEngine:
         self._llm.shutdown()
         del self._llm
 
-    async def _sample(self, group: PromptGroup, seed: int) -> Completion:
+    async def _sample(self, group: PromptGroup, seed: int, name: str) -> Completion:
         params = SamplingParams(
             temperature=group.sampling.temperature,
             top_p=group.sampling.top_p,
@@ -181,14 +188,23 @@ class VllmEngine:
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        output = await self._request(group.prompt_tokens, params)
+        output = await self._request(group.prompt_tokens, params, name)
         return self._completion(output)
 
-    async def _request(self, tokens: Sequence[int], params: SamplingParams) -> RequestOutput:
-        """The final output of one request. Cancelling it aborts the request. Raises EngineError."""
+    async def _abort(self, names: Sequence[str], stop: asyncio.Event) -> None:
+        """Once told to stop, have the engine core hand out what these requests have sampled.
+
+        vLLM's own way to abort ends them on this side at once, where none of it has arrived.
+        """
+        await stop.wait()
+        running = self._llm.output_processor.external_req_ids
+        await self._llm.engine_core.abort_requests_async([one for name in names for one in running.get(name, ())])
+
+    async def _request(self, tokens: Sequence[int], params: SamplingParams, name: str) -> RequestOutput:
+        """The final output of one request. Cancelling it drops the request. Raises EngineError."""
         final = None
         try:
-            async for output in self._llm.generate(tokens_input(list(tokens)), params, str(next(self._request_ids))):
+            async for output in self._llm.generate(tokens_input(list(tokens)), params, name):
                 final = output
         except (EngineDeadError, EngineGenerateError) as error:
             raise EngineError(f"vLLM failed while generating: {error.__cause__ or error}") from error

@@ -3,7 +3,6 @@
 `readiness` says when it takes groups; redelivery and acks are the bus's.
 """
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
@@ -11,6 +10,7 @@ from beamline.protocol import messages as m
 from beamline.protocol.blobs import RoutedExperts, encode_blob
 from beamline.protocol.errors import Rejected, Retryable
 from beamline.rollout.activation import Activation
+from beamline.rollout.deadline import sample
 from beamline.rollout.engine import Completion, Engine
 from beamline.rollout.pack import pack_routed_experts, pack_trajectories
 from beamline.rollout.readiness import Readiness
@@ -34,6 +34,7 @@ class RolloutWorker:
         activation: puts policies into the engine.
         colocated: whether the devices are shared, so that memory is released in the phases of others.
         layout: of the routed experts that go with what is trained on; None without routing replay.
+        answer_s: how long before a group's deadline its sampling ends.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class RolloutWorker:
         activation: Activation,
         colocated: bool,
         layout: RoutingLayout | None,
+        answer_s: float,
     ) -> None:
         self._worker = worker
         self._incarnation = incarnation
@@ -57,6 +59,7 @@ class RolloutWorker:
         self._readiness = readiness
         self._colocated = colocated
         self._layout = layout
+        self._answer_s = answer_s
         self._activation = activation
 
     async def handle(self, group: m.Message) -> m.TrajectoryGroup | m.GroupFailed:
@@ -71,10 +74,9 @@ class RolloutWorker:
         started = time.monotonic()
         self._readiness.count(+1)
         try:
-            async with asyncio.timeout(group.deadline - time.time()):
-                completions = await self._engine.generate(group)
+            completions = await sample(self._engine, group, self._answer_s)
         except TimeoutError:
-            return self._failed(group, "deadline", "its deadline passed before all samples ended", retryable=True)
+            return self._failed(group, "deadline", "its deadline came before any of its samples ended", retryable=True)
         finally:
             self._readiness.count(-1)
         generate_s = time.monotonic() - started
