@@ -82,6 +82,14 @@ async def test_a_group_without_a_verdict_has_failed(make_scorer, blobs, planted)
     assert "LookupError" in failed.text
 
 
+async def test_an_evaluated_group_without_a_verdict_keeps_its_reasons(make_scorer, blobs, planted):
+    scorer = await make_scorer(planted)
+    group = await group_of(blobs, ["raise"], grader=planted)
+    scored = await scorer.handle(msgspec.structs.replace(group, purpose=m.Purpose.EVAL))
+    assert [grade.reward for grade in scored.grades] == [None]
+    assert "LookupError" in scored.grades[0].why
+
+
 async def test_a_group_that_cannot_be_graded_is_rejected_by_kind(make_scorer, blobs):
     scorer = await make_scorer()
     group = await group_of(blobs, ["Answer: 5"])

@@ -55,6 +55,12 @@ class EvalSet(Section, kw_only=True):
     """0 is greedy; num_samples must then be 1."""
     max_problems: NonNegative = 0
     """0 takes all."""
+    grader: str = ""
+    """Empty takes `reward.grader`."""
+    max_response_tokens: NonNegative = 0
+    """0 takes `rollout.sampling.max_response_tokens`."""
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    """None takes `rollout.sampling.top_p`."""
 
     def __post_init__(self) -> None:
         if self.temperature == 0 and self.num_samples != 1:
@@ -219,6 +225,12 @@ class RunConfig(Section, kw_only=True):
         return 1e-3 if self.model.dtype == "float32" else 0.1
 
     @property
-    def max_model_tokens(self) -> int:
-        """Longest sequence: prompt and response."""
+    def max_train_tokens(self) -> int:
+        """Longest sequence that is trained on: prompt and response."""
         return self.data.max_prompt_tokens + self.rollout.sampling.max_response_tokens
+
+    @property
+    def max_model_tokens(self) -> int:
+        """Longest sequence of all, those of evaluations included: prompt and response."""
+        evaluated = [evaluation.max_response_tokens for evaluation in self.data.evals]
+        return self.data.max_prompt_tokens + max(self.rollout.sampling.max_response_tokens, *evaluated)

@@ -67,10 +67,10 @@ def _check_shares(config: RunConfig) -> None:
 
 def _check_budget(config: RunConfig) -> None:
     budget = config.trainer.max_tokens_per_micro_batch
-    if budget < config.max_model_tokens:
+    if budget < config.max_train_tokens:
         raise ConfigError(
             f"trainer.max_tokens_per_micro_batch={budget} is below the longest sequence, data.max_prompt_tokens + "
-            f"rollout.sampling.max_response_tokens = {config.max_model_tokens}: raise it"
+            f"rollout.sampling.max_response_tokens = {config.max_train_tokens}: raise it"
         )
 
 

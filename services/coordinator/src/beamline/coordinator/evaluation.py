@@ -79,7 +79,10 @@ class Evaluation:
         return None
 
     def result(self, step: int, seed: int) -> EvalResult:
-        """Accuracy with its interval, pass@k, lengths. Abstained samples and failed problems are counted apart."""
+        """Accuracy with its interval, pass@k, lengths. Abstained samples and failed problems are counted apart.
+
+        An abstained sample is in no accuracy and no pass@k, but in the mean length and in what was truncated.
+        """
         correct = [
             [grade.breakdown["acc"] == 1.0 for grade in scored.grades if grade.reward is not None]
             for scored in self.scored.values()
@@ -92,7 +95,7 @@ class Evaluation:
             **summarise([problem for problem in correct if problem], seed=seed),
             "mean_length": sum(lengths) / max(len(lengths), 1),
             "truncated": sum(reason is FinishReason.LENGTH for reason in reasons) / max(len(reasons), 1),
-            "abstained": float(abstained),
+            "abstained": abstained / max(len(lengths), 1),
             "failed": float(len(self._groups) - len(self.scored)),
         }
         return EvalResult(
@@ -120,8 +123,9 @@ def eval_groups(
     """One group a problem. Group ids are `<prefix>-<index>`; sample seeds do not depend on the policy version.
 
     The same seeds at every evaluation make two policies comparable problem by problem. The first `num_routed` groups
-    keep their routes, unless they are greedy.
+    keep their routes, unless they are greedy. What the set leaves open is as in training: `sampling`, `grader`.
     """
+    own_top_p = sampling.top_p if eval_set.top_p is None else eval_set.top_p
     return [
         PromptGroup(
             group_id=f"{prefix}-{index:05d}",
@@ -130,14 +134,14 @@ def eval_groups(
             task=Task(
                 prompt_id=prompt.prompt_id,
                 data_source=prompt.data_source,
-                grader=grader,
+                grader=eval_set.grader or grader,
                 ground_truth=prompt.ground_truth,
             ),
             prompt_tokens=prompt.tokens,
             sampling=Sampling(
                 temperature=eval_set.temperature,
-                top_p=1.0 if eval_set.temperature == 0 else sampling.top_p,
-                max_tokens=sampling.max_response_tokens,
+                top_p=1.0 if eval_set.temperature == 0 else own_top_p,
+                max_tokens=eval_set.max_response_tokens or sampling.max_response_tokens,
             ),
             seeds=[sample_seed(seed, f"eval/{prompt.prompt_id}", sample) for sample in range(eval_set.num_samples)],
             min_policy_version=policy_version,

@@ -1,7 +1,8 @@
 """The reward service's work: a trajectory group in, a scored group out.
 
 A trajectory's reward is the grader's, then shaped by length where the run asks for it. One without a verdict abstains;
-it has no reward, which is not a reward of zero. A group in which all abstain has failed.
+it has no reward, which is not a reward of zero. A group in which all abstain has failed, unless it is evaluated: an
+evaluation counts abstentions and shows them.
 """
 
 import time
@@ -11,7 +12,7 @@ from functools import partial
 from beamline.algorithms.shaping import overlong
 from beamline.protocol.blobs import Trajectories, decode_blob
 from beamline.protocol.errors import BlobError, Rejected
-from beamline.protocol.messages import FinishReason, Grade, GroupFailed, Message, ScoredGroup, TrajectoryGroup
+from beamline.protocol.messages import FinishReason, Grade, GroupFailed, Message, Purpose, ScoredGroup, TrajectoryGroup
 from beamline.protocol.reward_config import OverlongSection
 from beamline.reward.frames import Abstained, Outcome
 from beamline.reward.pool import GraderPool
@@ -61,7 +62,7 @@ class Scorer:
         started = time.monotonic()
         texts = await self._read_texts(group)
         outcomes = await self._grade(group, texts)
-        if all(isinstance(outcome, Abstained) for outcome in outcomes):
+        if group.purpose is Purpose.TRAIN and all(isinstance(outcome, Abstained) for outcome in outcomes):
             return self._failed(group, "abstained", _reasons(outcomes), retryable=False)
         grades = [self._shape(*pair) for pair in zip(outcomes, group.response_lengths, strict=True)]
         return self._scored(group, grades, time.monotonic() - started)

@@ -136,8 +136,8 @@ def _check_length(config: RunConfig, directory: Path, description: dict[str, Any
     limit = int(description.get("max_position_embeddings", 0))
     if limit < config.max_model_tokens:
         raise ConfigError(
-            f"data.max_prompt_tokens={config.data.max_prompt_tokens} plus "
-            f"rollout.sampling.max_response_tokens={config.rollout.sampling.max_response_tokens} exceed the model's "
+            f"data.max_prompt_tokens={config.data.max_prompt_tokens} plus the longest "
+            f"max_response_tokens={config.max_model_tokens - config.data.max_prompt_tokens} exceed the model's "
             f"max_position_embeddings={limit} ({directory}/config.json): lower one of them"
         )
 
