@@ -42,10 +42,12 @@ class Planted:
                 return cast(Any, Start())
             case "number":
                 return Step(observation=cast(Any, 5))
+            case "function":
+                return Step(observation=cast(Any, len))
             case "nan":
                 return Step(reward=float("nan"))
             case "long":
-                return Step(observation="x" * 1_000_000)
+                return Step(observation="x" * 2_000_000)
             case "pid":
                 return Step(observation=str(os.getpid()))
             case _:

@@ -74,8 +74,9 @@ async def test_the_calculator_answers(make_pool: MakePool) -> None:
         ("none", "step returned NoneType, expected beamline.environments.environment.Step"),
         ("start", "step returned Start, expected beamline.environments.environment.Step"),
         ("number", "step returned what is no answer: Expected `str`, got `int`"),
+        ("function", "returned what cannot be sent: Encoding objects of type builtin_function"),
         ("nan", "raised ValueError: reward=nan must be finite"),
-        ("long", "step returned an observation of 1000000 characters"),
+        ("long", "at most 1048576"),
     ],
 )
 async def test_trouble_ends_its_own_episode_and_says_why(make_pool: MakePool, text: str, why: str) -> None:

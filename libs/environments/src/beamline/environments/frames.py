@@ -8,8 +8,7 @@ import msgspec
 
 from beamline.environments.environment import EpisodeTask, Start, Step
 
-MAX_OBSERVATION_CHARS = 1 << 18
-MAX_REPLY_BYTES = 4 * MAX_OBSERVATION_CHARS + 1024
+MAX_REPLY_BYTES = 1 << 20
 MAX_REASON_CHARS = 500
 """What people read."""
 

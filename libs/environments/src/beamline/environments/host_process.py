@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from beamline.environments.environment import Environment, Start, Step
 from beamline.environments.frames import (
-    MAX_OBSERVATION_CHARS,
     MAX_REASON_CHARS,
+    MAX_REPLY_BYTES,
     Answer,
     Answered,
     Forget,
@@ -66,12 +66,6 @@ class Episodes:
         wanted, method = (Start, "reset") if isinstance(call, Reset) else (Step, "step")
         if not isinstance(answer, wanted):
             return Raised(f"{method} returned {type(answer).__name__}, expected {wanted.__module__}.{wanted.__name__}")
-        observation: object = answer.observation  # nothing has checked it yet
-        num_chars = len(observation) if isinstance(observation, str) else 0
-        if num_chars > MAX_OBSERVATION_CHARS:
-            return Raised(
-                f"{method} returned an observation of {num_chars} characters, at most {MAX_OBSERVATION_CHARS}"
-            )
         return answer
 
     def forget(self, episode: int) -> None:
@@ -85,12 +79,15 @@ class Episodes:
 
 
 def _encoded(episodes: Episodes, call: Answered) -> bytes:
-    """The answer's bytes; a field that nothing can encode is the environment's fault too."""
+    """The answer's bytes; one that cannot be sent is the environment's fault too."""
     answer = episodes.answer(call)
     try:
-        return encode(answer)
-    except (TypeError, ValueError, UnicodeError) as error:
+        payload = encode(answer)
+    except (TypeError, ValueError) as error:
         return encode(Raised(f"returned what cannot be sent: {error}"[:MAX_REASON_CHARS]))
+    if len(payload) > MAX_REPLY_BYTES:
+        return encode(Raised(f"returned {len(payload)} bytes, at most {MAX_REPLY_BYTES}"))
+    return payload
 
 
 def _parse_arguments() -> argparse.Namespace:
