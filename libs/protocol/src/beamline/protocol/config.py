@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from beamline.protocol.algorithm_config import AlgorithmSection
+from beamline.protocol.environment_config import EnvironmentSection
 from beamline.protocol.reward_config import RewardSection
 from beamline.protocol.section import (
     NonNegative,
@@ -85,6 +86,8 @@ class SamplingSection(Section, kw_only=True):
     max_response_tokens: Positive = 8192
     temperature: PositiveFloat = 1.0
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    stop: list[str] = msgspec.field(default_factory=list[str])
+    """Texts that end a completion; they stay in it. An environment adds its own."""
 
 
 class EngineSection(Section, kw_only=True):
@@ -110,6 +113,7 @@ class RolloutSection(Section, kw_only=True):
     """Groups that one replica holds at a time."""
     group_deadline_s: PositiveFloat = 600.0
     sampling: SamplingSection = SamplingSection()
+    environment: EnvironmentSection = EnvironmentSection()
     engine: EngineSection = EngineSection()
     canary_tolerance: PositiveFloat | None = None
     """A worker whose log-probabilities differ by more from the trainer's after a sync refuses the new version. Left out
