@@ -160,6 +160,7 @@ BLOBS: tuple[Blob, ...] = (
         finish_reasons=FINISHED,
         version_spans=[[b.VersionSpan(3, 0, 1), b.VersionSpan(4, 1, 2)], [b.VersionSpan(4, 0, 1)]],
         texts=["Answer: 42", "…"],
+        environment_rewards=[0.5, -1.0],
     ),
     b.RoutedExperts(
         group_id="g-000007",

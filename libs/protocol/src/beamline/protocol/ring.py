@@ -20,6 +20,8 @@ class FinishReason(StrEnum):
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
+    ENVIRONMENT = "environment"
+    """What answers the policy between its turns broke."""
 
 
 class BlobRef(Part, kw_only=True):
@@ -84,7 +86,7 @@ class TrajectoryGroup(Message, kw_only=True, tag="TrajectoryGroup/1"):
     routed_experts: BlobRef | None = None
     num_prompt_tokens: int
     response_lengths: list[int]
-    """Sampled tokens of each trajectory."""
+    """Tokens of each trajectory, those that an environment wrote among them."""
     finish_reasons: list[FinishReason]
     min_policy_version: int
     max_policy_version: int
