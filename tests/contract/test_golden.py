@@ -127,6 +127,7 @@ def test_a_message_over_the_limit_is_refused_when_sent() -> None:
         ({"cu_seqlens": b.pack_int32([0, 3])}, "column cu_seqlens has 8 bytes, expected 12"),
         ({"cu_seqlens": b.pack_int32([0, 4, 3])}, "must start at 0 and never fall"),
         ({"texts": ["one"]}, "texts has 1 rows, expected 2"),
+        ({"environment_rewards": [0.5]}, "environment_rewards has 1 rows, expected 2 or none"),
         ({"version_spans": []}, "version_spans has 0 rows, expected 2"),
     ],
 )

@@ -43,6 +43,9 @@ class Trajectories(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     finish_reasons: list[FinishReason]
     version_spans: list[list[VersionSpan]]
     texts: list[str]
+    """Of the whole response, what an environment wrote in it too."""
+    environment_rewards: list[float] = msgspec.field(default_factory=list[float])
+    """What an environment gave each trajectory; none where there is no environment."""
 
     def __post_init__(self) -> None:
         name = f"trajectories of group {self.group_id}"
@@ -53,6 +56,11 @@ class Trajectories(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for column, rows in (("version_spans", self.version_spans), ("texts", self.texts)):
             if len(rows) != self.num_trajectories:
                 raise BlobError(f"{name}: {column} has {len(rows)} rows, expected {self.num_trajectories}")
+        if len(self.environment_rewards) not in (0, self.num_trajectories):
+            raise BlobError(
+                f"{name}: environment_rewards has {len(self.environment_rewards)} rows, expected "
+                f"{self.num_trajectories} or none"
+            )
 
     @property
     def num_trajectories(self) -> int:
