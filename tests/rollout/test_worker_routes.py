@@ -74,5 +74,6 @@ async def test_a_trace_that_cannot_be_replayed_fails_its_group_by_name_and_the_w
         await bench.worker.handle(group)
     failed = bench.worker.on_rejected(group, rejected.value)
     assert (failed.kind, failed.retryable, failed.group_id) == ("routed_experts", False, group.group_id)
+    assert engine.num_forgotten == 1, "what may lie in the cache with such rows must not be handed out again"
     engine.spoil = lambda ids: ids
     assert isinstance(await bench.worker.handle(group), m.TrajectoryGroup)

@@ -1,4 +1,4 @@
-"""A rollout worker on an engine without a model, and an engine that waits for its turn."""
+"""A rollout worker, and an engine that waits for its turn."""
 
 import asyncio
 from pathlib import Path
@@ -7,7 +7,8 @@ import numpy as np
 
 from beamline.protocol import messages as m
 from beamline.rollout.activation import Activation
-from beamline.rollout.fake_engine import FakeEngine, token_logprob
+from beamline.rollout.engine import Engine
+from beamline.rollout.fake_engine import token_logprob
 from beamline.rollout.readiness import Readiness
 from beamline.rollout.routing import RoutingLayout
 from beamline.rollout.worker import RolloutWorker
@@ -24,7 +25,7 @@ class Bench:
 
     def __init__(
         self,
-        engine: FakeEngine,
+        engine: Engine,
         folder: Path,
         *,
         colocated: bool = True,

@@ -59,15 +59,24 @@ type Start = Callable[..., AbstractAsyncContextManager[Engine]]
 
 @pytest.fixture(scope="session")
 def start() -> Start:
-    """Starts an engine on the weights of a directory, with changes to `ENGINE` by name; nothing may be left of it."""
+    """Starts an engine on the weights of a directory, with changes to `ENGINE` by name; nothing may be left of it.
+
+    `worker` names a class for its ranks that can do more than the engine's own.
+    """
 
     @asynccontextmanager
-    async def running(path: Path, dtype: str = "float32", **changes: Any) -> AsyncIterator[Engine]:
-        from beamline.rollout.vllm_engine import VllmEngine
+    async def running(
+        path: Path, dtype: str = "float32", worker: str | None = None, **changes: Any
+    ) -> AsyncIterator[Engine]:
+        from beamline.rollout import vllm_engine
 
         config = msgspec.structs.replace(ENGINE, **changes)
         before, segments = set(psutil.Process().children(recursive=True)), set(SHARED_MEMORY.iterdir())
-        engine = await VllmEngine.start(path, dtype=dtype, max_model_tokens=MAX_MODEL_TOKENS, config=config)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(vllm_engine, "_WORKER", worker or vllm_engine._WORKER)
+            engine = await vllm_engine.VllmEngine.start(
+                path, dtype=dtype, max_model_tokens=MAX_MODEL_TOKENS, config=config
+            )
         started = set(psutil.Process().children(recursive=True)) - before
         num_ranks = config.tensor_parallel * config.pipeline_parallel
         assert len(started) >= (1 if num_ranks == 1 else 1 + num_ranks), "engine core and ranks are processes"

@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from beamline.protocol.blobs import VersionSpan
-from beamline.protocol.messages import FinishReason
-from rollout_messages import export, prompt_group
+from beamline.protocol import messages as m
+from beamline.protocol.blobs import RoutedExperts, VersionSpan, decode_blob
+from beamline.protocol.errors import Rejected
+from beamline.rollout.checkpoint import routing_layout
+from rollout_bench import Bench
+from rollout_messages import export, policy_update, prompt_group
 from tiny_engines import assert_prefix, routes_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -18,10 +21,15 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 TOLERANCE = 1e-4
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session", params=["tensor_parallel", "pipeline_parallel"])
-async def ranks(request: pytest.FixtureRequest, model, start) -> AsyncIterator:
-    """An engine of two ranks, with the reference weights as policy 0."""
-    async with start(model.path, **{request.param: 2}) as running:
+@pytest.fixture(scope="session", params=["tensor_parallel", "pipeline_parallel"])
+def layout(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def ranks(layout: str, model, start) -> AsyncIterator:
+    """An engine of two ranks that can lose rows, with the reference weights as policy 0."""
+    async with start(model.path, worker="rollout_lossy_worker.LossyWorker", **{layout: 2}) as running:
         yield running
 
 
@@ -58,7 +66,7 @@ async def test_aborted_samples_keep_what_every_rank_noted_of_them(ranks, model) 
     async with asyncio.timeout(10):
         aborted = await sampling
     for mine, theirs in zip(aborted, whole, strict=True):
-        assert mine.finish_reason is FinishReason.ABORT and 0 < len(mine.tokens) < 60
+        assert mine.finish_reason is m.FinishReason.ABORT and 0 < len(mine.tokens) < 60
         assert_prefix(mine, theirs, len(prompt))
 
 
@@ -100,3 +108,39 @@ async def test_memory_of_every_rank_is_released_and_sampling_resumes(ranks, mode
     await ranks.restore_memory()
     for mine, theirs in zip(await waiting, expected, strict=True):
         assert mine.tokens == theirs.tokens and np.array_equal(routes_of(mine), routes_of(theirs))
+
+
+LOST = {"tensor_parallel": ["first"], "pipeline_parallel": ["first", "last", "unsent"]}
+"""What may be missing, in the words of `LossyWorker.lose_rows`; ranks by tensor are one stage, first and last."""
+
+
+async def test_a_stage_without_rows_fails_its_group_by_name_and_the_next_is_served(
+    ranks, layout: str, model, tmp_path: Path
+) -> None:
+    """The next group has the same prompt: rows that were kept with cached keys and values are not handed out again."""
+    shape = routing_layout(model.path)
+    assert shape is not None
+    bench = Bench(ranks, tmp_path, layout=shape)
+    ref = await bench.blobs.put("policy", "weight_manifest", export(tmp_path, 0, model.tensors()).encode())
+    tokens, logprobs = (model.reference[name][0].tolist() for name in ("tokens", "logprobs"))
+    await bench.worker.on_policy(policy_update(0, ref, m.Canary(tokens=tokens, logprobs=logprobs)))
+    group = prompt_group(tokens[:70], seeds=[1, 2], max_tokens=8)
+    expected = await ranks.generate(group)
+    for fault in LOST[layout]:
+        await ranks.load_weights(export(tmp_path, 0, model.tensors()), 0)
+        await ranks._call("lose_rows", fault)
+        layer = 2 if fault == "last" else shape.sparse_layers.index(True)
+        words = (
+            f"routed experts of group {group.group_id}, trajectory [01]: expected {shape.top_k} different experts "
+            f"in row 0, layer {layer}, found zeros"
+        )
+        with pytest.raises(Rejected, match=words) as rejected:
+            await bench.worker.handle(group)
+        failed = bench.worker.on_rejected(group, rejected.value)
+        assert (failed.kind, failed.retryable, failed.group_id) == ("routed_experts", False, group.group_id)
+        await ranks._call("lose_rows", "")
+        answer = await bench.worker.handle(group)
+        assert isinstance(answer, m.TrajectoryGroup) and answer.routed_experts is not None
+        routed = decode_blob(RoutedExperts, await bench.blobs.get(answer.routed_experts))
+        ids_RLK = np.frombuffer(routed.ids, routed.dtype).reshape(-1, routed.num_layers, routed.top_k)
+        assert np.array_equal(np.sort(ids_RLK, -1), np.concatenate([routes_of(one) for one in expected]))

@@ -24,15 +24,19 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     """One sampled response."""
 
     tokens: list[int]
-    """Sampled tokens, the end token included. None at all where the sample was aborted before its first."""
+    """The end token included. None at all where the sample was aborted before its first."""
     logprobs: list[float]
-    """log softmax(logits / temperature) of each sampled token; temperature 1 where sampling was greedy."""
+    """log softmax(logits / temperature) of each sampled token; temperature 1 where sampling was greedy. 0 of others."""
     finish_reason: FinishReason
     text: str
     version_spans: list[VersionSpan]
-    """Contiguous, from 0 to the last token."""
+    """Of the sampled tokens, in order."""
     routed_experts: RoutedTrace | None = None
     """None where the engine was not told to record them, and where no token was sampled."""
+    loss_mask: list[bool] | None = None
+    """Which tokens were sampled: all of them where it is None, not those that an environment wrote."""
+    environment_reward: float | None = None
+    """None without an environment."""
 
 
 class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +54,7 @@ class Engine(Protocol):
     """Samples from one policy at a time. Calls may overlap, `load_weights` among them."""
 
     async def generate(self, group: PromptGroup, stop: asyncio.Event | None = None) -> list[Completion]:
-        """Sample the prompt once a seed, in the order of the seeds.
+        """Sample the prompt once a seed, in the order of the seeds, each up to an end token, a stop text or the limit.
 
         The same seed under the same policy and sampling gives the same tokens. Cancelling the call drops its samples.
 
@@ -77,6 +81,10 @@ class Engine(Protocol):
 
         Works while memory is released: the few blocks that it needs are borrowed and given back.
         """
+        ...
+
+    async def forget_prefixes(self) -> None:
+        """Drop what is cached of prompts: the keys and values, and the routed experts that are kept with them."""
         ...
 
     async def release_memory(self) -> MemoryReport:

@@ -62,6 +62,8 @@ class FakeEngine:
         self._serving = asyncio.Event()
         self._serving.set()
         self.policy_version = 0
+        self.num_forgotten = 0
+        """How often cached prefixes were dropped."""
         self.closed = False
 
     async def generate(self, group: PromptGroup, stop: asyncio.Event | None = None) -> list[Completion]:
@@ -78,6 +80,9 @@ class FakeEngine:
     async def score(self, tokens: Sequence[int]) -> list[float]:
         drift = 0.5 if self.policy_version in self._drifted else 0.0
         return [token_logprob(token, self.policy_version) + drift for token in tokens[1:]]
+
+    async def forget_prefixes(self) -> None:
+        self.num_forgotten += 1
 
     async def release_memory(self) -> MemoryReport:
         before = WEIGHT_BYTES + (CACHE_BYTES if self._serving.is_set() else 0)

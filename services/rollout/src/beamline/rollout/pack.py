@@ -9,18 +9,21 @@ from beamline.rollout.routing import RoutingLayout
 
 
 def pack_trajectories(group: PromptGroup, completions: Sequence[Completion]) -> Trajectories:
-    """The sampled side of the group; every response token was sampled by the policy, so the loss mask is all ones."""
+    """The sampled side of the group."""
+    masks = [completion.loss_mask or [True] * len(completion.tokens) for completion in completions]
+    rewards = [completion.environment_reward for completion in completions]
     lengths = [len(completion.tokens) for completion in completions]
     return Trajectories(
         group_id=group.group_id,
         prompt_tokens=pack_int32(group.prompt_tokens),
         cu_seqlens=cumulative(lengths),
         tokens=pack_int32([token for completion in completions for token in completion.tokens]),
-        loss_mask=memoryview(b"\x01" * sum(lengths)),
+        loss_mask=memoryview(bytes(sampled for mask in masks for sampled in mask)),
         rollout_logprobs=pack_float32([logprob for completion in completions for logprob in completion.logprobs]),
         finish_reasons=[completion.finish_reason for completion in completions],
         version_spans=[completion.version_spans for completion in completions],
         texts=[completion.text for completion in completions],
+        environment_rewards=[reward for reward in rewards if reward is not None],
     )
 
 

@@ -3,7 +3,6 @@
 The engine loads the model's tensors as it loads a policy in a run: through a manifest whose checksums it verifies.
 """
 
-import argparse
 import asyncio
 import importlib
 import os
@@ -16,13 +15,13 @@ from typing import Any
 from beamline.protocol.blobs import encode_blob
 from beamline.protocol.config import EngineSection
 from beamline.protocol.doctor import KeptGroup, KeptSamples, SampleRequest
-from beamline.protocol.errors import BeamlineError
 from beamline.protocol.messages import PromptGroup
 from beamline.rollout import checkpoint, environment
 from beamline.rollout.engine import Completion, Engine
 from beamline.rollout.pack import pack_routed_experts, pack_trajectories
 from beamline.rollout.routing import RoutingLayout
-from beamline.runtime.sample_files import read_request, write_index
+from beamline.runtime.request_program import serve
+from beamline.runtime.sample_files import write_index
 from beamline.weights.shm import NamedTensor, ShmExporter
 
 MANIFEST = "manifest.bin"
@@ -102,18 +101,10 @@ def _write(folder: Path, group: PromptGroup, completions: list[Completion], layo
     return kept
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m beamline.rollout.sample", description=__doc__)
-    parser.add_argument("request", type=Path, help="JSON: model, dtype and prompt groups")
-    parser.add_argument("folder", type=Path, help="where blobs, manifest and index are written")
-    arguments = parser.parse_args()
-    try:
-        asyncio.run(sample(read_request(arguments.request), arguments.folder))
-    except (BeamlineError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+def keep_samples(request: SampleRequest, folder: Path) -> None:
+    """Have an engine sample the request's groups; blobs, manifest and index are written into the folder."""
+    asyncio.run(sample(request, folder))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(serve(SampleRequest, keep_samples))

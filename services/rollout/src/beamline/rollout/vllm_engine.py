@@ -143,6 +143,10 @@ class VllmEngine:
         rows = zip(tokens[1:], output.prompt_logprobs[1:], strict=True)
         return [row[token].logprob for token, row in rows if row is not None]
 
+    async def forget_prefixes(self) -> None:
+        async with self._paused():
+            pass
+
     async def release_memory(self) -> MemoryReport:
         async with self._control:
             if self._released:

@@ -83,7 +83,7 @@ class RolloutWorker:
         versions = [span.policy_version for completion in completions for span in completion.version_spans]
         if any(map(self._readiness.was_refused, versions)):
             return self._failed(group, "policy", "a policy that it was sampled from was refused", retryable=True)
-        trajectories, routed = pack_trajectories(group, completions), self._routed_experts(group, completions)
+        trajectories, routed = pack_trajectories(group, completions), await self._routed_experts(group, completions)
         put = self._blobs.put
         return m.TrajectoryGroup(
             group_id=group.group_id,
@@ -147,11 +147,16 @@ class RolloutWorker:
                 )
             )
 
-    def _routed_experts(self, group: m.PromptGroup, completions: list[Completion]) -> RoutedExperts | None:
+    async def _routed_experts(self, group: m.PromptGroup, completions: list[Completion]) -> RoutedExperts | None:
         """Nothing is replayed of an evaluation; it may be asked for its routes all the same."""
         if self._layout is None or not (group.purpose is m.Purpose.TRAIN or group.keep_routes):
             return None
-        return pack_routed_experts(group, completions, self._layout)
+        try:
+            return pack_routed_experts(group, completions, self._layout)
+        except Rejected:
+            # Else every later group with the same first tokens would be handed the same rows from the cache.
+            await self._engine.forget_prefixes()
+            raise
 
     def _failed(self, group: m.PromptGroup, kind: str, text: str, *, retryable: bool) -> m.GroupFailed:
         return m.GroupFailed(
