@@ -1,5 +1,6 @@
 """Finished runs for the doctor, and faults planted in what they kept."""
 
+import os
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
@@ -10,19 +11,25 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from beamline.coordinator.launch.local import interpreter
+from beamline.coordinator.doctor.diagnosis import Diagnosis
+from beamline.coordinator.launch.local import environment, interpreter
 from beamline.protocol.algorithm_config import AlgorithmSection
 from beamline.protocol.blobs import RoutedExperts, Trajectories, VersionSpan, decode_blob, encode_blob
 from beamline.protocol.config import DataSection, ModelSection, RolloutSection, RunConfig, RunSection
 from beamline.protocol.config import SamplingSection as Sampling
+from beamline.protocol.doctor import READINGS, Recomputed, SampleRequest
+from beamline.runtime.request_program import read_request, write_request
 from beamline.runtime.run_files import write_config
-from beamline.runtime.sample_files import read_index
+from beamline.runtime.sample_files import read_index, read_recomputed
 from real_runs import Ended, beamline
 
 HERE = Path(__file__).parent
 TEMPERATURE = 0.7
 STEP = 3
-MAKE_DEADLINE_S, EXAMINE_DEADLINE_S = 120, 240
+MAKE_DEADLINE_S, SAMPLE_DEADLINE_S, EXAMINE_DEADLINE_S = 120, 120, 240
+SAMPLER = ("-m", "beamline.rollout.sample")
+FAULTY_SAMPLER = (str(HERE / "faulty_engine.py"),)
+THREADS = len(os.sched_getaffinity(0))
 
 type Edit = Callable[[Trajectories], Trajectories]
 
@@ -37,12 +44,42 @@ class FinishedRun:
     def samples(self) -> Path:
         return self.path / "doctor"
 
-    def copy(self, name: str, *, routing_replay: bool = True) -> "FinishedRun":
+    @property
+    def diagnosis(self) -> Diagnosis:
+        """What the doctor found."""
+        return msgspec.json.decode((self.samples / "mismatch.json").read_bytes(), type=Diagnosis)
+
+    @property
+    def readings(self) -> Recomputed:
+        """What the trainer read."""
+        return read_recomputed(self.samples / READINGS)
+
+    def copy(self, name: str, *, dtype: str = "float32", routing_replay: bool = True) -> "FinishedRun":
         """Another run, with the same checkpoint and samples."""
         path = self.path.parent / name
         shutil.copytree(self.path, path, symlinks=True)
-        write_config(path, run_config(self.path.parent / "model", path, routing_replay))
+        write_config(path, run_config(self.path.parent / "model", path, dtype, routing_replay))
         return FinishedRun(path)
+
+    def sample_anew(self, program: Sequence[str] = SAMPLER, **changes: str) -> None:
+        """Have an engine sample the same prompts again.
+
+        Args:
+            program: what rollout's interpreter runs.
+            changes: of the request: another model or dtype.
+        """
+        path = self.samples / "rollout-request.json"
+        write_request(path, msgspec.structs.replace(read_request(path, SampleRequest), **changes))
+        command = [str(interpreter("rollout")), *program, str(path), str(self.samples)]
+        done = subprocess.run(
+            command,
+            env=environment(os.environ, THREADS),
+            capture_output=True,
+            text=True,
+            timeout=SAMPLE_DEADLINE_S,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
 
     def edit(self, edit: Edit) -> None:
         """Change every group's trajectories."""
@@ -94,10 +131,10 @@ def examine(run: FinishedRun, *options: str) -> Ended:
     return beamline("doctor", "mismatch", str(run.path), *options, deadline_s=EXAMINE_DEADLINE_S)
 
 
-def run_config(model: Path, path: Path, routing_replay: bool = True) -> RunConfig:
+def run_config(model: Path, path: Path, dtype: str = "float32", routing_replay: bool = True) -> RunConfig:
     return RunConfig(
         run=RunSection(name=path.name, dir=str(path.parent)),
-        model=ModelSection(path=str(model)),
+        model=ModelSection(path=str(model), dtype=dtype),
         data=DataSection(max_prompt_tokens=64),
         rollout=RolloutSection(sampling=Sampling(max_response_tokens=48, temperature=TEMPERATURE)),
         algorithm=AlgorithmSection(routing_replay=routing_replay),

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from beamline.algorithms.diagnostics import by_position, fits, gap, shifted
+from beamline.algorithms.diagnostics import by_position, fits, gap, rank_correlation, shifted
 
 RNG = np.random.default_rng(0)
 NUM = 600
@@ -71,3 +71,13 @@ def test_a_shift_stays_inside_its_sequence() -> None:
     assert found.tolist() == pytest.approx([2.0, np.nan, 4.0, np.nan], nan_ok=True)
     back = shifted(np.array([1.0, 2.0, 3.0, 4.0]), np.array([0, 0, 1, 1]), -1)
     assert back.tolist() == pytest.approx([np.nan, 1.0, np.nan, 3.0], nan_ok=True)
+
+
+def test_rank_correlation() -> None:
+    values = noise(1.0)
+    assert rank_correlation(values, np.exp(values)) == pytest.approx(1)
+    assert rank_correlation(values, -values) == pytest.approx(-1)
+    assert abs(rank_correlation(values, noise(1.0))) < 0.15
+    assert rank_correlation(values, np.zeros(NUM)) == 0
+    # Ranks 1, 2.5, 2.5, 4 against 1, 2, 3, 4: the covariance is 4.5, the sums of squares are 4.5 and 5.
+    assert rank_correlation(np.array([1, 2, 2, 9]), np.arange(4)) == pytest.approx((4.5 / 5) ** 0.5)

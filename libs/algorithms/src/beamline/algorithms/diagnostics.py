@@ -79,6 +79,14 @@ def shifted(logprobs_L: np.ndarray, sequence_L: np.ndarray, by: int) -> np.ndarr
     return found_L
 
 
+def rank_correlation(one_L: np.ndarray, other_L: np.ndarray) -> float:
+    """Spearman's: +1 where both rise together, 0 where they have nothing in common or one of them never changes."""
+    ranks = np.stack([_ranks(one_L), _ranks(other_L)])
+    if (ranks.min(axis=1) == ranks.max(axis=1)).any():
+        return 0.0
+    return float(np.corrcoef(ranks)[0, 1])
+
+
 def fits(engine_L: np.ndarray, trainer_L: np.ndarray, variants: Mapping[str, np.ndarray]) -> list[Fit]:
     """Every variant, by the share of the gap that it explains, largest first; of equals the first counts.
 
@@ -89,6 +97,12 @@ def fits(engine_L: np.ndarray, trainer_L: np.ndarray, variants: Mapping[str, np.
     """
     found = [_fit(name, engine_L, trainer_L, read_L) for name, read_L in variants.items()]
     return sorted(found, key=lambda fit: -fit.explained)
+
+
+def _ranks(values_L: np.ndarray) -> np.ndarray:
+    """The place of each value in rising order; equal ones share the mean of theirs."""
+    _, group_L, sizes = np.unique(values_L, return_inverse=True, return_counts=True)
+    return (np.cumsum(sizes) - (sizes - 1) / 2)[group_L]
 
 
 def _fit(name: str, engine_L: np.ndarray, trainer_L: np.ndarray, variant_L: np.ndarray) -> Fit:

@@ -1,7 +1,8 @@
 """Files by which the doctor's environments talk: samples kept of an engine, and the trainer's readings of them.
 
 A folder of samples holds `samples.json` (KeptSamples), one blob a group and kind, and the manifest of the weights that
-the engine had verified. Legend: L loss tokens of all trajectories, in the order of groups, trajectories and tokens.
+the engine had verified; `readings.bin` (Recomputed) is what the trainer makes of them. Legend: L loss tokens of all
+trajectories, in the order of groups, trajectories and tokens.
 """
 
 from typing import Literal
@@ -11,6 +12,7 @@ import msgspec
 from beamline.protocol.messages import PromptGroup
 
 INDEX = "samples.json"
+READINGS = "readings.bin"
 
 TEMPERATURE_IGNORED = "temperature ignored"
 TEMPERATURE_BEFORE_SOFTCAP = "temperature before softcap"
@@ -52,6 +54,19 @@ class SampleRequest(_File, kw_only=True):
     dtype: str
     policy_version: int
     groups: list[PromptGroup]
+
+
+class ReadRequest(_File, kw_only=True):
+    """What the doctor asks the trainer for."""
+
+    model: str
+    """A checkpoint's folder, or a Hugging Face directory."""
+    dtype: str
+    """Precision of the run."""
+    replay: bool
+    """Whether the run replays the engine's routes."""
+    max_tokens: int
+    """Of one micro-batch."""
 
 
 class Recomputed(_File, kw_only=True, tag="Recomputed/1"):

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import msgspec
 
-from beamline.protocol.doctor import INDEX, KeptSamples, Recomputed, SampleRequest
-from beamline.protocol.errors import BlobError, ConfigError
+from beamline.protocol.doctor import INDEX, KeptSamples, Recomputed
+from beamline.protocol.errors import BlobError
 
 
 def write_index(folder: Path, samples: KeptSamples) -> None:
@@ -30,19 +30,6 @@ def read_kept(folder: Path, name: str) -> bytes:
         return (folder / name).read_bytes()
     except OSError as error:
         raise BlobError(f"{folder / name} cannot be read ({error}): delete {folder} and sample anew") from error
-
-
-def write_request(path: Path, request: SampleRequest) -> None:
-    """As JSON."""
-    path.write_bytes(msgspec.json.encode(request))
-
-
-def read_request(path: Path) -> SampleRequest:
-    """Raises ConfigError for a file that is no request."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=SampleRequest)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is no request for samples: {error}") from error
 
 
 def write_recomputed(path: Path, recomputed: Recomputed) -> None:

@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from beamline.protocol.errors import BeamlineError
+from beamline.runtime.request_program import exit_code
 from beamline.trainer import checkpoint
 
 
@@ -15,12 +15,7 @@ def main() -> int:
     )
     parser.add_argument("directory", type=Path, help="where to write the model; new or empty")
     arguments = parser.parse_args()
-    try:
-        print(checkpoint.export(arguments.checkpoint, arguments.directory))
-    except (BeamlineError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return exit_code(lambda: print(checkpoint.export(arguments.checkpoint, arguments.directory)))
 
 
 if __name__ == "__main__":

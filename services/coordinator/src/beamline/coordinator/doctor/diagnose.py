@@ -22,8 +22,9 @@ def diagnose(subject: str, evidence: Evidence, samples: KeptSamples, recomputed:
     """
     own_L, causes = evidence.mismatch_L, attribute(evidence)
     gap, floor = gap_of(own_L), evidence.noise_floor
-    agrees = gap.mean_abs <= floor and not evidence.weights_differ
-    largest = _largest(evidence, causes, small=gap.mean_abs <= floor)
+    small = gap.mean_abs <= floor
+    largest = _largest(evidence, causes, small=small)
+    agrees = small and largest is None
     return Diagnosis(
         sentence=_agreement(evidence, gap, floor) if agrees else _disagreement(evidence, gap, floor, largest),
         agrees=agrees,
@@ -79,10 +80,21 @@ def _positions(evidence: Evidence) -> list[Bucket]:
 
 
 def _largest(evidence: Evidence, causes: list[Cause], *, small: bool) -> Cause | None:
-    """The cause to name. Weights that differ are a fault however small the gap is that they make."""
-    if small:
-        return next(cause for cause in causes if cause.name == WEIGHTS) if evidence.weights_differ else None
-    return causes[0] if causes[0].share >= MIN_SHARE else None
+    """The cause to name.
+
+    Where the gap is small, only what is wrong however little it does: a mistake under which the trainer comes closer to
+    the engine, for noise has nothing in common with a mistake, and weights that differ. In bfloat16, rounding is no
+    cause to name: the floor allows for it already.
+    """
+    expected = {PRECISION} if evidence.dtype == "bfloat16" else set[str]()
+    named = [
+        cause
+        for cause in causes
+        if cause.share >= MIN_SHARE and cause.name not in expected and (not small or cause.name in evidence.mistakes)
+    ]
+    if small and not named and evidence.weights_differ:
+        return next(cause for cause in causes if cause.name == WEIGHTS)
+    return named[0] if named else None
 
 
 def _agreement(evidence: Evidence, gap: Gap, floor: float) -> str:
@@ -93,16 +105,18 @@ def _agreement(evidence: Evidence, gap: Gap, floor: float) -> str:
 
 
 def _disagreement(evidence: Evidence, gap: Gap, floor: float, largest: Cause | None) -> str:
-    if largest is not None and gap.mean_abs <= floor:
+    if largest is not None and largest.name == WEIGHTS and gap.mean_abs <= floor:
         return (
             f"The weights differ, though the log-probabilities are only {gap.mean_abs:.2g} a token apart on average: "
             f"{largest.evidence}."
         )
     apart = f"The engine's and the trainer's log-probabilities differ by {gap.mean_abs:.2g} a token on average"
+    beyond = ", beyond bfloat16's rounding," if evidence.dtype == "bfloat16" else ""
     if largest is None:
-        return f"{apart}, and no cause that the doctor knows explains a quarter of it."
+        return f"{apart}, and no cause that the doctor knows{beyond} explains a quarter of it."
     return (
-        f"{apart}, and the largest cause is {_name(largest, evidence)}, {largest.share:.0%} of it: {largest.evidence}."
+        f"{apart}, and the largest cause{beyond} is {_name(largest, evidence)}, {largest.share:.0%} of it: "
+        f"{largest.evidence}."
     )
 
 
@@ -112,7 +126,7 @@ def _name(cause: Cause, evidence: Evidence) -> str:
     if cause.name == ROUTING:
         return "the routing (the replayed experts are not those that the engine computed with)"
     if cause.name == PRECISION:
-        return f"the precision ({evidence.dtype})"
+        return "the precision (the engine rounds as bfloat16 does)"
     return {WEIGHTS: "that the weights differ", "staleness": "staleness"}.get(cause.name, f"the {cause.name}")
 
 

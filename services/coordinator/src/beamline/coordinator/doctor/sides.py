@@ -2,7 +2,7 @@
 
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,14 +13,13 @@ from beamline.coordinator.prompts import eval_prompts, tokenizer_of
 from beamline.coordinator.seeds import sample_seed
 from beamline.models import chained_sums
 from beamline.protocol.config import EvalSet
-from beamline.protocol.doctor import Recomputed, SampleRequest
+from beamline.protocol.doctor import READINGS, ReadRequest, Recomputed, SampleRequest
 from beamline.protocol.errors import BeamlineError, ConfigError, DeadlineExceeded
 from beamline.protocol.messages import PromptGroup, Purpose, Sampling, Task
-from beamline.runtime.sample_files import read_recomputed, write_request
+from beamline.runtime.request_program import REFUSED, write_request
+from beamline.runtime.sample_files import read_recomputed
 
 DEADLINE_S = 3600.0
-REFUSED = 2
-"""Exit code of a program that says in one line what the user has to mend."""
 
 
 @dataclass(frozen=True)
@@ -43,32 +42,29 @@ class Sides:
             BeamlineError: it broke; its log says how.
         """
         case.folder.mkdir(parents=True, exist_ok=True)
-        request = case.folder / "request.json"
-        groups = list(_groups(case, options))
-        write_request(
-            request,
-            SampleRequest(
-                model=str(case.engine_model),
-                dtype=case.config.model.dtype,
-                policy_version=case.policy_version,
-                groups=groups,
-            ),
+        request = SampleRequest(
+            model=str(case.engine_model),
+            dtype=case.config.model.dtype,
+            policy_version=case.policy_version,
+            groups=list(_groups(case, options)),
         )
-        self._run("rollout", ["-m", "beamline.rollout.sample", str(request), str(case.folder)], case.folder)
+        self._run("rollout", "beamline.rollout.sample", request, case.folder)
 
     def recompute(self, case: Case) -> Recomputed:
         """Have the trainer read the samples of the case's folder. Raises as `sample` does."""
-        into = case.folder / "readings.bin"
-        arguments = ["-m", "beamline.trainer.doctor", str(case.folder), "--model", str(case.trainer_model)]
-        arguments += ["--precision", case.config.model.dtype, "--into", str(into)]
-        arguments += ["--max-tokens", str(case.config.trainer.max_tokens_per_micro_batch)]
-        arguments += [] if case.config.algorithm.routing_replay else ["--live"]
-        self._run("trainer", arguments, case.folder)
-        return read_recomputed(into)
+        request = ReadRequest(
+            model=str(case.trainer_model),
+            dtype=case.config.model.dtype,
+            replay=case.config.algorithm.routing_replay,
+            max_tokens=case.config.trainer.max_tokens_per_micro_batch,
+        )
+        self._run("trainer", "beamline.trainer.doctor", request, case.folder)
+        return read_recomputed(case.folder / READINGS)
 
-    def _run(self, service: str, arguments: Sequence[str], folder: Path) -> None:
-        log = folder / f"{service}.log"
-        command = [str(interpreter(service)), *arguments]
+    def _run(self, service: str, module: str, request: SampleRequest | ReadRequest, folder: Path) -> None:
+        asked, log = folder / f"{service}-request.json", folder / f"{service}.log"
+        write_request(asked, request)
+        command = [str(interpreter(service)), "-m", module, str(asked), str(folder)]
         try:
             with log.open("wb") as file:
                 code = subprocess.run(

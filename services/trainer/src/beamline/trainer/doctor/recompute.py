@@ -52,8 +52,11 @@ class ReadingPolicy(MegatronPolicy):
         return np.concatenate(rows)
 
 
-def recompute(subject: Subject, samples: Samples, into: Path) -> None:
-    """Read the samples in every way and write what was found. Raises ConfigError for a model that cannot be built."""
+def recompute(subject: Subject, samples: Samples, folder: Path) -> None:
+    """Read the samples in every way and write the readings into the folder.
+
+    Raises ConfigError for a model that cannot be built.
+    """
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     distributed.start(Ranks(), Layout())
     try:
@@ -63,7 +66,7 @@ def recompute(subject: Subject, samples: Samples, into: Path) -> None:
     layers, agreement = _agreement(counts) if samples.routed else ([], [])
     manifest = samples.manifest
     write_recomputed(
-        into,
+        folder / doctor.READINGS,
         doctor.Recomputed(
             policy_version=subject.policy_version,
             softcap=subject.softcap,

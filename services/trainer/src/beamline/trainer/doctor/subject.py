@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from beamline.protocol.doctor import ReadRequest
 from beamline.trainer import checkpoint
 from beamline.trainer.model_dir import check_model_dir
 from beamline.trainer.routing import RoutingShape
@@ -28,13 +29,14 @@ class Subject:
     """Of one micro-batch."""
 
     @classmethod
-    def of(cls, path: Path, *, dtype: str, replay: bool, max_tokens: int) -> "Subject":
-        """A checkpoint's folder, or a Hugging Face directory.
+    def of(cls, request: ReadRequest) -> "Subject":
+        """What a request names.
 
         Raises:
             WeightError: a checkpoint that is missing or damaged.
             ConfigError: a directory that is no model's.
         """
+        path = Path(request.model)
         model, version = path, -1
         if (path / checkpoint.LATEST).is_symlink() or (path / checkpoint.MANIFEST).exists():
             folder = checkpoint.resolve(path)
@@ -48,7 +50,7 @@ class Subject:
             shape=RoutingShape.of(model),
             vocab_size=config["vocab_size"],
             softcap=config.get("final_logit_softcapping"),
-            dtype=dtype,
-            replay=replay,
-            max_tokens=max_tokens,
+            dtype=request.dtype,
+            replay=request.replay,
+            max_tokens=request.max_tokens,
         )
