@@ -174,7 +174,9 @@ def losses(off_policy: OffPolicy, generator: torch.Generator) -> tuple[torch.Ten
 
 def test_the_gradient_is_the_weight_times_the_plain_one():
     logprobs, old, rollout, advantages, sequences = losses(ALL, torch.Generator().manual_seed(0))
-    (plain,) = torch.autograd.grad(clipped_loss(logprobs, old, advantages, Clip()).loss_L.sum(), logprobs)
+    (plain,) = torch.autograd.grad(
+        clipped_loss(logprobs, old, advantages, sequences, 40, Clip()).loss_L.sum(), logprobs
+    )
     found = PolicyLoss(Clip(), ALL)(logprobs, old, rollout, advantages, sequences, 40)
     (gradient,) = torch.autograd.grad(found.loss_L.sum(), logprobs)
     factor = ALL.weights(old - rollout, sequences, 40)

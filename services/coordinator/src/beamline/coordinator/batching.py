@@ -26,15 +26,16 @@ def train_batch(step: int, groups: list[ScoredGroup], config: AlgorithmSection, 
 
     A batch with fewer groups than mini-batches gets fewer mini-batches.
     """
+    advantages = grpo([rewards(group) for group in groups], normalize_std=config.normalize_std)
     train_groups = [
         TrainGroup(
             group_id=group.group_id,
             data_source=group.task.data_source,
             trajectories=group.trajectories,
             routed_experts=group.routed_experts,
-            advantages=grpo(rewards(group), normalize_std=config.normalize_std),
+            advantages=advantages_G,
         )
-        for group in groups
+        for group, advantages_G in zip(groups, advantages, strict=True)
     ]
     count = min(config.num_mini_batches, len(groups))
     shares = [range(i * len(groups) // count, (i + 1) * len(groups) // count) for i in range(count)]
