@@ -22,13 +22,13 @@ MEMORY_BYTES = 1 << 30
 type MakePool = Callable[..., EnvironmentPool]
 
 
-def task(prompt: str = "") -> EpisodeTask:
-    return EpisodeTask(prompt_id="p", data_source="d", prompt=prompt, ground_truth="37", seed=1)
+def task(ground_truth: str = "") -> EpisodeTask:
+    return EpisodeTask(prompt_id="p", data_source="d", prompt="", ground_truth=ground_truth, seed=1)
 
 
 @pytest.fixture(autouse=True)
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2] / "support"))
 
 
 @pytest_asyncio.fixture
@@ -165,7 +165,7 @@ async def test_an_environment_that_cannot_be_loaded_is_refused_at_the_start(
 
 async def test_the_worked_example_plays(make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
-    with make_pool("examples.number_game:NumberGame").episode(task()) as game:
+    with make_pool("examples.number_game:NumberGame").episode(task("37")) as game:
         assert await game.reset() == Start(role="user")
         assert await game.step("well") == Step(observation="Write a number.")
         assert await game.step("Is it 20?") == Step(observation="It is higher.")

@@ -8,15 +8,15 @@ import asyncio
 import time
 
 from beamline.protocol.messages import FinishReason, PromptGroup
-from beamline.rollout.engine import Completion, Engine
+from beamline.rollout.engine import Completion, Sampler
 
 
-async def sample(engine: Engine, group: PromptGroup, answer_s: float) -> list[Completion]:
+async def sample(sampler: Sampler, group: PromptGroup, answer_s: float) -> list[Completion]:
     """One completion a seed, aborted where it still ran `answer_s` seconds before the group's deadline.
 
     Raises:
-        TimeoutError: no sample had ended by then, or the engine did not hand them out before the deadline itself.
-        Rejected: as `Engine.generate`.
+        TimeoutError: no sample had ended by then, or the sampler did not hand them out before the deadline itself.
+        Rejected: as `Sampler.generate`.
     """
     left_s = group.deadline - time.time()
     if left_s <= answer_s:
@@ -25,7 +25,7 @@ async def sample(engine: Engine, group: PromptGroup, answer_s: float) -> list[Co
     timer = asyncio.get_running_loop().call_later(left_s - answer_s, stop.set)
     try:
         async with asyncio.timeout(left_s):
-            completions = await engine.generate(group, stop)
+            completions = await sampler.generate(group, stop)
     finally:
         timer.cancel()
     if all(completion.finish_reason is FinishReason.ABORT for completion in completions):

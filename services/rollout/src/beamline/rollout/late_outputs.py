@@ -11,6 +11,7 @@ and computed again keeps the rows that it had, and one that is aborted is handed
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,7 +19,10 @@ import numpy as np
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.outputs import LogprobsLists
-from vllm.v1.request import RequestStatus
+from vllm.v1.request import Request, RequestStatus
+
+from beamline.rollout import checkpoint
+from beamline.rollout.stop_texts import EXTRA_ARG, StopTexts
 
 SPANS = "beamline_version_spans"
 """Key of the spans in the one free field that vLLM carries from the engine to a request's output."""
@@ -81,6 +85,7 @@ class LateOutputsScheduler(Scheduler):
         self._held: dict[str, _Held] = {}
         self._aborted: list[tuple[int, EngineCoreOutput]] = []
         """By the client whose request it was."""
+        self._stop_texts = StopTexts(checkpoint.tokenizer_file(Path(self.vllm_config.model_config.model)))
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         notes, index = model_runner_output.aux_output_connector_output, model_runner_output.req_id_to_index
@@ -105,6 +110,16 @@ class LateOutputsScheduler(Scheduler):
                 held.fill(output)
                 self._aborted.append((request.client_index, output))
         return finished
+
+    def _update_request_with_output(
+        self, request: Request, new_token_ids: list[int], *args: Any, **kwargs: Any
+    ) -> tuple[list[int], bool]:
+        sampled, stopped = super()._update_request_with_output(request, new_token_ids, *args, **kwargs)
+        texts = ((request.sampling_params and request.sampling_params.extra_args) or {}).get(EXTRA_ARG, ())
+        if sampled and not stopped and self._stop_texts.end(request.output_token_ids, texts):
+            request.status = RequestStatus.FINISHED_STOPPED
+            stopped = True
+        return sampled, stopped
 
     def _ends(self, output: EngineCoreOutput, notes: StepNotes, index: dict[str, int]) -> bool:
         held = self._held.setdefault(output.request_id, _Held())

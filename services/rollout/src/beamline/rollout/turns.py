@@ -8,7 +8,6 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Awaitable
-from typing import Protocol
 
 import msgspec
 
@@ -17,19 +16,11 @@ from beamline.environments.host import EnvironmentFailed, EnvironmentPool, Episo
 from beamline.models.chat import ChatTokenizer
 from beamline.protocol.errors import Rejected
 from beamline.protocol.messages import FinishReason, PromptGroup
-from beamline.rollout.engine import Completion
+from beamline.rollout.engine import Completion, Sampler
 from beamline.rollout.observations import Observations
 from beamline.rollout.transcript import Transcript
 
 log = logging.getLogger(__name__)
-
-
-class Sampler(Protocol):
-    """What makes trajectories of a group: an engine alone, or with an environment."""
-
-    async def generate(self, group: PromptGroup, stop: asyncio.Event | None = None) -> list[Completion]:
-        """One trajectory a seed, in order. When `stop` is set, those that still run come back as they are."""
-        ...
 
 
 class Turns:

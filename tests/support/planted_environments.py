@@ -8,15 +8,15 @@ from beamline.environments.environment import EpisodeTask, Start, Step
 
 
 class Planted:
-    """Counts its turns: the answer to the third one is `3`."""
+    """Counts its turns: the answer to the third one is `3`. Begins with the prompt's ground truth."""
 
     def __init__(self) -> None:
         self.num_turns = 0
 
     def reset(self, task: EpisodeTask) -> Start:
-        if task.prompt == "raise":
+        if task.ground_truth == "raise":
             raise LookupError("planted")
-        return Start(observation=task.prompt, stop=["!"])
+        return Start(observation=task.ground_truth, stop=["!"])
 
     def step(self, text: str) -> Step:
         self.num_turns += 1
@@ -68,3 +68,10 @@ class Broken:
 
     def __init__(self, argument: int) -> None:
         self.argument = argument
+
+
+class Messages(Planted):
+    """Answers as the user."""
+
+    def reset(self, task: EpisodeTask) -> Start:
+        return Start(role="user")
