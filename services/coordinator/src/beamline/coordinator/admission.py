@@ -82,10 +82,14 @@ class Admission:
                 data_source=prompt.data_source,
                 grader=config.reward.grader,
                 ground_truth=prompt.ground_truth,
+                environment=config.rollout.environment.name,
             ),
             prompt_tokens=prompt.tokens,
             sampling=Sampling(
-                temperature=sampling.temperature, top_p=sampling.top_p, max_tokens=sampling.max_response_tokens
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                max_tokens=sampling.max_response_tokens,
+                stop=sampling.stop,
             ),
             seeds=seeds,
             min_policy_version=max(0, self._core.ledger.loaded_version),

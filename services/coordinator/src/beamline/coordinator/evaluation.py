@@ -114,6 +114,7 @@ def eval_groups(
     sampling: SamplingSection,
     *,
     grader: str,
+    environment: str = "",
     prefix: str,
     policy_version: int,
     seed: int,
@@ -123,7 +124,8 @@ def eval_groups(
     """One group a problem. Group ids are `<prefix>-<index>`; sample seeds do not depend on the policy version.
 
     The same seeds at every evaluation make two policies comparable problem by problem. The first `num_routed` groups
-    keep their routes, unless they are greedy. What the set leaves open is as in training: `sampling`, `grader`.
+    keep their routes, unless they are greedy. What the set leaves open is as in training: `sampling`, `grader`,
+    and so is the `environment`.
     """
     own_top_p = sampling.top_p if eval_set.top_p is None else eval_set.top_p
     return [
@@ -136,12 +138,14 @@ def eval_groups(
                 data_source=prompt.data_source,
                 grader=eval_set.grader or grader,
                 ground_truth=prompt.ground_truth,
+                environment=environment,
             ),
             prompt_tokens=prompt.tokens,
             sampling=Sampling(
                 temperature=eval_set.temperature,
                 top_p=1.0 if eval_set.temperature == 0 else own_top_p,
                 max_tokens=eval_set.max_response_tokens or sampling.max_response_tokens,
+                stop=sampling.stop,
             ),
             seeds=[sample_seed(seed, f"eval/{prompt.prompt_id}", sample) for sample in range(eval_set.num_samples)],
             min_policy_version=policy_version,

@@ -76,6 +76,7 @@ class Evaluator:
                     eval_set,
                     config.rollout.sampling,
                     grader=config.reward.grader,
+                    environment=config.rollout.environment.name,
                     prefix=f"{prefix}-{number}",
                     policy_version=step,
                     seed=config.run.seed,

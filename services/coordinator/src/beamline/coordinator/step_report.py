@@ -23,6 +23,7 @@ def group_metrics(step: int, groups: list[ScoredGroup]) -> dict[str, float]:
     solved = [any(grade.breakdown.get("acc") == 1.0 for grade in group.grades) for group in groups]
     correct = [grade.breakdown["acc"] for grade in grades if "acc" in grade.breakdown]
     return {
+        **_environment_metrics(groups),
         "reward/mean": fmean(rewards) if rewards else 0.0,
         "reward/std": pstdev(rewards) if rewards else 0.0,
         "reward/accuracy": fmean(correct) if correct else 0.0,
@@ -38,6 +39,22 @@ def group_metrics(step: int, groups: list[ScoredGroup]) -> dict[str, float]:
         "timing/generate_engine": max(group.generate_s for group in groups),
         "timing/score": sum(group.score_s for group in groups),
     }
+
+
+def _environment_metrics(groups: list[ScoredGroup]) -> dict[str, float]:
+    """What there is to say where an environment answers the policy."""
+    answered = [group for group in groups if group.task.environment]
+    if not answered:
+        return {}
+    broken = [reason is FinishReason.ENVIRONMENT for group in answered for reason in group.finish_reasons]
+    rewards = [
+        grade.breakdown["environment"]
+        for group in answered
+        for grade in group.grades
+        if "environment" in grade.breakdown
+    ]
+    mean = {"environment/reward_mean": fmean(rewards)} if rewards else {}
+    return {"environment/broken": float(sum(broken)), **mean}
 
 
 def throughput(values: Mapping[str, float]) -> dict[str, float]:
