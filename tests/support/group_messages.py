@@ -4,7 +4,17 @@ from beamline.protocol import messages as m
 from beamline.protocol.blobs import Trajectories, cumulative, encode_blob, pack_float32, pack_int32
 
 
-async def group_of(blobs, texts, *, lengths=None, reasons=None, group_id="g-1", grader="math_dapo", ground_truth="5"):
+async def group_of(
+    blobs,
+    texts,
+    *,
+    lengths=None,
+    reasons=None,
+    environment_rewards=(),
+    group_id="g-1",
+    grader="math_dapo",
+    ground_truth="5",
+):
     lengths = lengths or [2] * len(texts)
     num_tokens = sum(lengths)
     trajectories = Trajectories(
@@ -17,6 +27,7 @@ async def group_of(blobs, texts, *, lengths=None, reasons=None, group_id="g-1", 
         finish_reasons=reasons or [m.FinishReason.STOP] * len(texts),
         version_spans=[[] for _ in texts],
         texts=list(texts),
+        environment_rewards=list(environment_rewards),
     )
     return m.TrajectoryGroup(
         group_id=group_id,
