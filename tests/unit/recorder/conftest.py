@@ -135,3 +135,11 @@ def finished_run(run_dir: Path, recorder: Recorder) -> Path:
     record_run(recorder)
     recorder.finish("finished", LEDGER, checkpoint=str(run_dir / "checkpoints" / "global_step_20"))
     return run_dir
+
+
+@pytest.fixture
+def evaluated_run(run_dir: Path, recorder: Recorder) -> Path:
+    """The folder of a run that took no step."""
+    recorder.record_eval(eval_result(0), completions(0))
+    recorder.finish("finished", dict.fromkeys(LEDGER, 0))
+    return run_dir

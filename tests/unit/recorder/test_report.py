@@ -131,8 +131,17 @@ def test_examples_are_the_same_problem_before_and_after(summary: Summary):
     before = [answer("b", 0, "old b"), answer("a", 1, "other"), answer("a", 0, "old a")]
     after = [answer("c", 0, "new c"), answer("a", 0, "new a"), answer("b", 0, "new b")]
     (found,) = examples(summary, {(0, name): before, (20, name): after, (10, name): []})
-    assert (found.first_step, found.last_step) == (0, 20)
-    assert [(p.before.completion, p.after.completion) for p in found.pairs] == [("old a", "new a"), ("old b", "new b")]
+    assert found.steps == [0, 20]
+    told = [[(step, completion.completion) for step, completion in problem.answers] for problem in found.problems]
+    assert told == [[(0, "old a"), (20, "new a")], [(0, "old b"), (20, "new b")]]
+    (alone,) = examples(summary, {(20, name): after})
+    assert alone.steps == [20] and [len(problem.answers) for problem in alone.problems] == [1, 1, 1]
+
+
+def test_a_run_that_only_evaluated_shows_its_answers_and_no_ledger(evaluated_run: Path):
+    text = Page((evaluated_run / "report.html").read_text()).text
+    assert "Answers" in text and "chained-sums: step 0" in text and "✗ wrong" in text
+    assert "Where did every prompt group go?" not in text and "Before and after" not in text
 
 
 def test_phases_add_up_to_the_step(summary: Summary):

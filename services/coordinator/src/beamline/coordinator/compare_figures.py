@@ -9,6 +9,9 @@ import msgspec
 from beamline.coordinator.summary import EVAL_PREFIX, Summary
 from beamline.protocol.errors import ConfigError
 
+PHASES = ("generate", "train", "sync", "step", "evaluate", "checkpoint")
+"""Whose times are compared; the parts of them can be asked for."""
+
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """One that the runs do not share; None where a run does not have it."""
@@ -67,7 +70,7 @@ def _usual_figures(summary: Summary) -> dict[str, float]:
     if gaps:
         found |= {"mismatch, mean of steps": sum(gaps) / len(gaps), "mismatch, largest step": max(gaps)}
     found["duration s"] = summary.duration_s
-    return found | {f"{phase} s": seconds for phase, seconds in sorted(summary.timing_total.items())}
+    return found | {f"{phase} s": summary.timing_total[phase] for phase in PHASES if phase in summary.timing_total}
 
 
 def _values(summary: Summary, metric: str) -> list[float]:

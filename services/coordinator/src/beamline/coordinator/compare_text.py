@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from beamline.coordinator.compare import Comparison, Difference, Score, SetComparison
-from beamline.coordinator.eval_table import percent
+from beamline.coordinator.eval_table import interval, percent
 
 _NOTHING = "–"
 
@@ -77,7 +77,7 @@ def _accuracy_table(comparison: Comparison) -> Table:
 
 
 def _score_cells(score: Score) -> list[str]:
-    return [percent(score.accuracy), f"{percent(score.low)} to {percent(score.high)}", str(score.step)]
+    return [percent(score.accuracy), interval(score.low, score.high), str(score.step)]
 
 
 def _difference_table(comparison: Comparison) -> Table:

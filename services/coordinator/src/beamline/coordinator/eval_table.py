@@ -22,7 +22,7 @@ def show_evaluations(evaluations: Sequence[Evaluation], console: Console) -> Non
             f"{values['num_problems']:.0f}",
             f"{values['num_samples']:.0f}",
             percent(values.get("accuracy")),
-            f"{percent(values.get('accuracy_low'))} to {percent(values.get('accuracy_high'))}",
+            interval(values.get("accuracy_low"), values.get("accuracy_high")),
             *(percent(values.get(f"{_PASS}{k}")) for k in ks if k > 1),
             f"{values['mean_length']:.1f}",
             percent(values["truncated"]),
@@ -35,3 +35,8 @@ def show_evaluations(evaluations: Sequence[Evaluation], console: Console) -> Non
 def percent(share: float | None) -> str:
     """Such as "61.3 %"; a dash for what is not there."""
     return "–" if share is None else f"{100 * share:.1f} %"
+
+
+def interval(low: float | None, high: float | None) -> str:
+    """Such as "55.0 % to 67.1 %"; a dash for what is not there."""
+    return "–" if low is None or high is None else f"{percent(low)} to {percent(high)}"

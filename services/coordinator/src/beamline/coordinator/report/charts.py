@@ -1,31 +1,25 @@
-"""The report's charts as Vega-Lite specifications: plain data, drawn by the page.
-
-Colours are CSS variables of the page, so that a chart follows its light or dark scheme.
-"""
+"""The report's charts of a run."""
 
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from beamline.coordinator.report.vega import (
+    SERIES_COLOURS,
+    Chart,
+    Row,
+    Spec,
+    bars,
+    category,
+    colour,
+    quantity,
+    share,
+    tip,
+)
 from beamline.coordinator.summary import StepValues, Summary
-
-type Spec = dict[str, Any]
-type Row = dict[str, Any]
 
 PHASES = ("generate", "train", "sync", "evaluate", "checkpoint")
 OTHER = "other"
-SERIES_COLOURS = [f"var(--series-{n})" for n in range(1, 7)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Chart:
-    """A titled specification; `caption` says in words what it shows."""
-
-    key: str
-    title: str
-    caption: str
-    spec: Spec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,15 +84,8 @@ def line_chart(summary: Summary, figure: Figure) -> Chart | None:
     first, last = rows[0], rows[-1]
     ends = (f"{_short(row['value'])} at step {row['step']}" for row in (first, last))
     caption = f"{figure.meaning}: {', '.join(ends)}."
-    scale = {"zero": figure.from_zero, "nice": True}
-    y = {
-        "field": "value",
-        "type": "quantitative",
-        "title": figure.unit,
-        "scale": scale,
-        "axis": {"format": figure.format},
-    }
-    tooltip = [_STEP_TOOLTIP, {"field": "value", "title": figure.unit, "type": "quantitative", "format": ".5~g"}]
+    y = quantity("value", figure.unit, form=figure.format, scale={"zero": figure.from_zero, "nice": True})
+    tooltip = [_STEP_TIP, tip("value", ".5~g", figure.unit)]
     return Chart(
         key=figure.metric.replace("/", "-"),
         title=figure.title,
@@ -123,40 +110,27 @@ def accuracy_chart(summary: Summary) -> Chart | None:
     if not rows:
         return None
     sources = list(dict.fromkeys(row["source"] for row in rows))
-    colour = {
-        "field": "source",
-        "type": "nominal",
-        "scale": {"domain": sources, "range": list(itertools.islice(itertools.cycle(SERIES_COLOURS), len(sources)))},
-        "legend": {"title": None, "orient": "top", "direction": "vertical", "symbolOpacity": 1}
-        if len(sources) > 1
-        else None,
-    }
-    y = {
-        "field": "accuracy",
-        "type": "quantitative",
-        "title": "accuracy",
-        "scale": {"domain": [0, 1]},
-        "axis": {"format": "%"},
-    }
-    band = {"y": {**y, "field": "low"}, "y2": {"field": "high"}, "color": colour}
-    tooltip = [
-        _STEP_TOOLTIP,
-        {"field": "source", "title": "evaluation"},
-        *({"field": f, "title": t, "type": "quantitative", "format": ".1%"} for f, t in _ACCURACY_TOOLTIPS),
-    ]
+    colours = itertools.islice(itertools.cycle(SERIES_COLOURS), len(sources))
+    by_source = colour("source", sources, list(colours), direction="vertical", symbolOpacity=1)
+    if len(sources) == 1:
+        by_source["legend"] = None
+    y = share("accuracy", "accuracy")
+    band = {"y": {**y, "field": "low"}, "y2": {"field": "high"}, "color": by_source}
+    bounds = (("accuracy", "accuracy"), ("low", "from"), ("high", "to"))
+    tooltip = [_STEP_TIP, tip("source", title="evaluation"), *(tip(field, ".1%", title) for field, title in bounds)]
     layers = [
         {"mark": {"type": "area", "opacity": 0.18}, "encoding": band},
         {"mark": {"type": "rule", "opacity": 0.6}, "encoding": band},
         {
             "mark": {"type": "line"},
-            "encoding": {"y": y, "color": colour, "strokeDash": {"field": "source", "legend": None}},
+            "encoding": {"y": y, "color": by_source, "strokeDash": {"field": "source", "legend": None}},
         },
     ]
     return Chart(
         key="accuracy",
         title="Held-out accuracy",
         caption="Share of correct answers; the band is the 95 % bootstrap interval over problems.",
-        spec=_layered(rows, layers, y, tooltip, {"color": colour}),
+        spec=_layered(rows, layers, y, tooltip, {"color": by_source}),
     )
 
 
@@ -171,36 +145,18 @@ def phases_chart(summary: Summary) -> Chart | None:
         key="phases",
         title="Time by phase",
         caption="Seconds of each step. What is none of the phases is shown as other.",
-        spec={
-            "data": {"values": rows},
-            "mark": {"type": "bar"},
-            "encoding": {
-                "x": {
-                    "field": "step",
-                    "type": "ordinal",
-                    "title": "step",
-                    "axis": {"labelOverlap": True, "labelAngle": 0},
-                },
-                "y": {"field": "seconds", "type": "quantitative", "title": "seconds", "stack": True},
-                "color": {
-                    "field": "phase",
-                    "type": "nominal",
-                    "scale": {"domain": phases, "range": colours},
-                    "legend": {"title": None, "orient": "top", "columns": 3},
-                },
-                "order": {"field": "rank", "type": "quantitative"},
-                "tooltip": [
-                    _STEP_TOOLTIP,
-                    {"field": "phase"},
-                    {"field": "seconds", "type": "quantitative", "format": ".2f"},
-                ],
-            },
-        },
+        spec=bars(
+            rows,
+            x=category("step", "step", labelOverlap=True),
+            y={**quantity("seconds", "seconds"), "stack": True},
+            tooltip=[_STEP_TIP, tip("phase"), tip("seconds", ".2f")],
+            color=colour("phase", phases, colours, columns=3),
+            order={"field": "rank", "type": "quantitative"},
+        ),
     )
 
 
-_STEP_TOOLTIP: Spec = {"field": "step", "type": "quantitative", "format": "d"}
-_ACCURACY_TOOLTIPS = (("accuracy", "accuracy"), ("low", "from"), ("high", "to"))
+_STEP_TIP = tip("step", "d")
 
 
 def _rows(steps: Sequence[StepValues], figure: Figure) -> list[Row]:
@@ -233,7 +189,7 @@ def _layered(rows: list[Row], layers: list[Spec], y: Spec, tooltip: list[Spec], 
             **(shared or {}),
         },
     }
-    x = {"field": "step", "type": "quantitative", "title": "step", "axis": {"format": "d", "tickMinStep": 1}}
+    x = quantity("step", "step", form="d", tickMinStep=1)
     return {"data": {"values": rows}, "encoding": {"x": x}, "layer": [*layers, points]}
 
 

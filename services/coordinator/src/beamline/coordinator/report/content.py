@@ -1,4 +1,4 @@
-"""What the report says beside its charts: headline figures, the ledger's sum, completions before and after."""
+"""What the report says beside its charts: headline figures, the ledger's sum, completions as examples."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -52,21 +52,21 @@ class End:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pair:
-    """The same problem's same sample at two steps."""
+class Example:
+    """One problem's same sample at each step that is shown."""
 
     prompt: str
     ground_truth: str
-    before: Completion
-    after: Completion
+    answers: list[tuple[int, Completion]]
+    """With the step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Examples:
     name: str
-    first_step: int
-    last_step: int
-    pairs: list[Pair]
+    steps: list[int]
+    """The first and the last that were evaluated, or the only one."""
+    problems: list[Example]
 
 
 def tiles(summary: Summary) -> list[Tile]:
@@ -131,7 +131,7 @@ def step_table(summary: Summary) -> Table:
 
 
 def examples(summary: Summary, dumps: Dumps) -> list[Examples]:
-    """For each data source that was evaluated twice: its first problems, first sample, at the first and last step."""
+    """For each evaluated data source: its first problems, first sample, at the first and at the last step."""
     return [found for name in evaluation_names(summary) if (found := _examples(summary, name, dumps)) is not None]
 
 
@@ -149,21 +149,16 @@ def duration(seconds: float) -> str:
 
 
 def _examples(summary: Summary, name: str, dumps: Dumps) -> Examples | None:
-    steps = [e.step for e in summary.evaluations if e.name == name and (e.step, name) in dumps]
-    if len(steps) < 2:
-        return None
-    before, after = (_first_samples(dumps[step, name]) for step in (steps[0], steps[-1]))
-    shared = [problem for problem in before if problem in after][:NUM_EXAMPLES]
-    pairs = [
-        Pair(
-            prompt=before[problem].prompt,
-            ground_truth=before[problem].ground_truth,
-            before=before[problem],
-            after=after[problem],
-        )
-        for problem in shared
-    ]
-    return Examples(name=name, first_step=steps[0], last_step=steps[-1], pairs=pairs) if pairs else None
+    dumped = [e.step for e in summary.evaluations if e.name == name and (e.step, name) in dumps]
+    steps = sorted({*dumped[:1], *dumped[-1:]})
+    samples = {step: _first_samples(dumps[step, name]) for step in steps}
+    shared = [problem for problem in samples[steps[0]] if problem in samples[steps[-1]]] if steps else []
+    problems: list[Example] = []
+    for problem in shared[:NUM_EXAMPLES]:
+        answers = [(step, samples[step][problem]) for step in steps]
+        shown = answers[0][1]
+        problems.append(Example(prompt=shown.prompt, ground_truth=shown.ground_truth, answers=answers))
+    return Examples(name=name, steps=steps, problems=problems) if problems else None
 
 
 def _first_samples(completions: Sequence[Completion]) -> dict[str, Completion]:
