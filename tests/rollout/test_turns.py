@@ -15,8 +15,10 @@ from beamline.models.chat import ChatTokenizer
 from beamline.models.tokenizer import ASSETS
 from beamline.protocol import messages as m
 from beamline.protocol.blobs import RoutedExperts, Trajectories, VersionSpan, decode_blob
-from beamline.protocol.errors import Rejected
+from beamline.protocol.environment_config import EnvironmentSection
+from beamline.protocol.errors import ConfigError, Rejected
 from beamline.rollout.fake_engine import FakeEngine, routes, token_logprob
+from beamline.rollout.service import started_environments
 from beamline.rollout.turns import Turns, turn_seed
 from rollout_bench import SHAPE, Bench
 from rollout_messages import prompt_group
@@ -139,6 +141,14 @@ async def test_another_environment_than_the_runs_is_refused(make_turns: MakeTurn
     turns = make_turns("calculator", in_turns("7-2="))
     with pytest.raises(Rejected, match="asks for environment 'planted', this run's is 'calculator'"):
         await turns.generate(group_of("planted", [1]))
+
+
+async def test_a_run_whose_environment_cannot_be_loaded_does_not_start() -> None:
+    with pytest.raises(ConfigError, match="rollout.environment.name=no_such_module:Game: no_such_module cannot be"):
+        async with started_environments(EnvironmentSection(name="no_such_module:Game")):
+            pass
+    async with started_environments(EnvironmentSection()) as none:
+        assert none is None
 
 
 async def test_a_trajectory_that_waits_for_its_environment_is_aborted_in_time(make_turns: MakeTurns) -> None:

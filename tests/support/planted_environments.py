@@ -75,3 +75,14 @@ class Messages(Planted):
 
     def reset(self, task: EpisodeTask) -> Start:
         return Start(role="user")
+
+
+class Vowels(Planted):
+    """Stops at every vowel, and answers with the number of the turn."""
+
+    def reset(self, task: EpisodeTask) -> Start:
+        return Start(stop=list("aeiou"))
+
+    def step(self, text: str) -> Step:
+        self.num_turns += 1
+        return Step(observation=f" ({self.num_turns}) ", done=text[-1:] not in "aeiou")

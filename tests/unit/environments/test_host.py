@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from beamline.environments.environment import EpisodeTask, Start, Step
+from beamline.environments.environment import ENVIRONMENTS, EpisodeTask, Start, Step
 from beamline.environments.host import EnvironmentFailed, EnvironmentPool
+from beamline.protocol import environment_config
 from beamline.protocol.errors import ConfigError
 from processes import is_running, wait_gone
 
@@ -163,6 +164,10 @@ async def test_an_environment_that_cannot_be_loaded_is_refused_at_the_start(
     assert [host.pid for host in pool.hosts] == [None, None]
 
 
+def test_the_recipe_knows_the_same_names() -> None:
+    assert sorted(ENVIRONMENTS) == sorted(environment_config.ENVIRONMENTS)
+
+
 async def test_the_worked_example_plays(make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
     with make_pool("examples.number_game:NumberGame").episode(task("37")) as game:
@@ -171,6 +176,14 @@ async def test_the_worked_example_plays(make_pool: MakePool, monkeypatch: pytest
         assert await game.step("Is it 20?") == Step(observation="It is higher.")
         assert await game.step("Is it 50?") == Step(observation="It is lower.")
         assert await game.step("37") == Step(reward=0.8, done=True)
+
+
+def test_the_document_shows_the_worked_example() -> None:
+    root = Path(__file__).parents[3]
+    _, _, shown = (root / "docs" / "environments.md").read_text().partition("class NumberGame:")
+    example = (root / "examples" / "number_game.py").read_text()
+    lines = [line for line in shown.partition("```")[0].splitlines() if line.strip()]
+    assert len(lines) > 10 and [line for line in lines if line not in example.splitlines()] == []
 
 
 ORPHAN = """

@@ -28,10 +28,8 @@ class Observations:
         As a message they are what the chat template writes between the turn's text and the next turn: the end of the
         policy's message, unless the policy sampled it, the observation's message, and the next one's beginning.
         """
-        if not self._role:
-            return self._chat.encode(observation), observation
-        tokens = self._chat.encode(self._rendered(observation))
-        if turn[-1] in self._chat.eos_token_ids and tokens[:1] == turn[-1:]:
+        tokens = self._chat.encode(self._rendered(observation) if self._role else observation)
+        if self._role and turn[-1] in self._chat.eos_token_ids and tokens[:1] == turn[-1:]:
             tokens = tokens[1:]
         return tokens, self._chat.decode(tokens)
 

@@ -146,7 +146,8 @@ class Trajectory:
 
     def begin(self, start: Start) -> None:
         """Put the first observation behind the prompt. Raises EnvironmentFailed where it leaves no room."""
-        self.transcript.observe(self._chat.encode(start.observation), start.observation)
+        tokens = self._chat.encode(start.observation)
+        self.transcript.observe(tokens, self._chat.decode(tokens))
         if self.num_tokens_left <= 0:
             raise EnvironmentFailed(
                 f"its first observation has {self.transcript.num_response_tokens} tokens, a response at most "
