@@ -144,7 +144,7 @@ async def test_another_environment_than_the_runs_is_refused(make_turns: MakeTurn
 
 
 async def test_a_run_whose_environment_cannot_be_loaded_does_not_start() -> None:
-    with pytest.raises(ConfigError, match="rollout.environment.name=no_such_module:Game: no_such_module cannot be"):
+    with pytest.raises(ConfigError, match="name=no_such_module:Game: no_such_module cannot be"):
         async with started_environments(EnvironmentSection(name="no_such_module:Game")):
             pass
     async with started_environments(EnvironmentSection()) as none:
