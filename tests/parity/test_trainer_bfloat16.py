@@ -11,13 +11,13 @@ import torch
 from safetensors.torch import load_file
 
 from beamline.models import assets
+from beamline.models.routing import RoutingShape
 from beamline.trainer.batch import MicroBatch, Trajectory
 from beamline.trainer.megatron import distributed
 from beamline.trainer.megatron.build import build_model
 from beamline.trainer.megatron.distributed import Layout, Ranks
 from beamline.trainer.megatron.optimizer import AdamWSettings
 from beamline.trainer.megatron.policy import MegatronPolicy
-from beamline.trainer.routing import RoutingShape
 
 REFERENCES = Path(__file__).parent / "references"
 MEAN_GAP = 0.02

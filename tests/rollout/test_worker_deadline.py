@@ -13,7 +13,7 @@ import pytest
 from beamline.protocol import messages as m
 from beamline.protocol.blobs import RoutedExperts, Trajectories, VersionSpan, decode_blob
 from beamline.rollout.fake_engine import FakeEngine, routes, token_logprob
-from rollout_bench import LAYOUT, Bench
+from rollout_bench import SHAPE, Bench
 from rollout_messages import prompt_group
 
 PROMPT = [4, 5, 6]
@@ -48,7 +48,7 @@ def columns(blob: Trajectories, sample: int) -> tuple[list[int], np.ndarray]:
 
 async def whole_group(folder: Path) -> tuple[m.PromptGroup, m.TrajectoryGroup, Trajectories]:
     """The group, and its samples when it has all the time."""
-    bench = Bench(FakeEngine(layout=LAYOUT), folder, layout=LAYOUT)
+    bench = Bench(FakeEngine(shape=SHAPE), folder, shape=SHAPE)
     await bench.update(0)
     group = prompt_group(PROMPT, seeds=SEEDS, max_tokens=64)
     answer = await bench.worker.handle(group)
@@ -60,7 +60,7 @@ async def test_samples_that_ran_out_of_time_go_out_with_all_that_they_have(folde
     group, whole, whole_blob = await whole_group(folder)
     shortest = min(whole.response_lengths)
     turns = Turns(lambda number: number < len(SEEDS) * shortest)
-    bench = Bench(FakeEngine(wait=turns.wait, layout=LAYOUT), folder, layout=LAYOUT)
+    bench = Bench(FakeEngine(wait=turns.wait, shape=SHAPE), folder, shape=SHAPE)
     await bench.update(0)
     answer = await bench.worker.handle(msgspec.structs.replace(group, deadline=time.time() + 0.3))
     assert isinstance(answer, m.TrajectoryGroup) and answer.routed_experts is not None
@@ -69,19 +69,19 @@ async def test_samples_that_ran_out_of_time_go_out_with_all_that_they_have(folde
     assert answer.response_lengths == [shortest] * len(SEEDS)
     blob = decode_blob(Trajectories, await bench.blobs.get(answer.trajectories))
     routed = decode_blob(RoutedExperts, await bench.blobs.get(answer.routed_experts))
-    ids_RLK = np.frombuffer(routed.ids, np.uint8).reshape(-1, LAYOUT.num_layers, LAYOUT.top_k)
+    ids_RLK = np.frombuffer(routed.ids, np.uint8).reshape(-1, SHAPE.num_layers, SHAPE.top_k)
     for sample, rows_RLK in enumerate(np.split(ids_RLK, np.frombuffer(routed.cu_seqlens, np.int32)[1:-1])):
         tokens, logprobs = columns(blob, sample)
         assert tokens == columns(whole_blob, sample)[0][:shortest]
         assert np.array_equal(logprobs, np.array([token_logprob(token, 0) for token in tokens], np.float32))
         assert blob.version_spans[sample] == [VersionSpan(0, 0, shortest)]
-        assert np.array_equal(rows_RLK, routes([*PROMPT, *tokens[:-1]], LAYOUT))
+        assert np.array_equal(rows_RLK, routes([*PROMPT, *tokens[:-1]], SHAPE))
 
 
 async def test_a_sample_that_never_began_has_no_rows_and_shapes_hold(folder: Path):
     group, whole, _ = await whole_group(folder)
     turns = Turns(lambda number: number == 0 or number >= len(SEEDS))  # after the first round only the first goes on
-    bench = Bench(FakeEngine(wait=turns.wait, layout=LAYOUT), folder, layout=LAYOUT)
+    bench = Bench(FakeEngine(wait=turns.wait, shape=SHAPE), folder, shape=SHAPE)
     await bench.update(0)
     answer = await bench.worker.handle(msgspec.structs.replace(group, deadline=time.time() + 0.1))
     assert isinstance(answer, m.TrajectoryGroup) and answer.routed_experts is not None

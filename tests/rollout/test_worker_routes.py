@@ -11,7 +11,7 @@ from beamline.protocol import messages as m
 from beamline.protocol.blobs import RoutedExperts, Trajectories, decode_blob
 from beamline.protocol.errors import Rejected
 from beamline.rollout.fake_engine import FakeEngine, routes
-from rollout_bench import LAYOUT, Bench
+from rollout_bench import SHAPE, Bench
 from rollout_messages import prompt_group
 
 
@@ -21,7 +21,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 async def test_the_routes_of_what_is_trained_on_travel_in_a_blob_of_their_own(folder: Path):
-    bench = Bench(FakeEngine(layout=LAYOUT), folder, layout=LAYOUT)
+    bench = Bench(FakeEngine(shape=SHAPE), folder, shape=SHAPE)
     await bench.update(0)
     group = prompt_group([4, 5, 6], seeds=[1, 2])
     answer = await bench.worker.handle(group)
@@ -32,7 +32,7 @@ async def test_the_routes_of_what_is_trained_on_travel_in_a_blob_of_their_own(fo
     ends = list(blob.cu_seqlens.cast("B").cast("i"))
     assert np.diff(ends).tolist() == [2 + length for length in answer.response_lengths]
     first = list(trajectories.tokens.cast("B").cast("i"))[: answer.response_lengths[0]]
-    expected = routes([4, 5, 6, *first[:-1]], LAYOUT)
+    expected = routes([4, 5, 6, *first[:-1]], SHAPE)
     assert bytes(blob.ids[: expected.nbytes]) == expected.tobytes()
     evaluated = await bench.worker.handle(msgspec.structs.replace(group, purpose=m.Purpose.EVAL))
     assert isinstance(evaluated, m.TrajectoryGroup) and evaluated.routed_experts is None
@@ -53,12 +53,12 @@ def _out_of_range(ids_RLK: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (lambda ids: ids[:-1], r"expected \d+ rows of 12 bytes, found \d+"),
-        (lambda ids: ids[:, :2], "expected 3 layers of 4 experts as uint8, found 2 of 4"),
-        (lambda ids: ids[..., :3], "expected 3 layers of 4 experts as uint8, found 3 of 3"),
+        (lambda ids: ids[:-1], r"expected \d+ rows, found \d+"),
+        (lambda ids: ids[:, :2], "expected 3 layers of 4 experts a token as uint8, found 2 of 4"),
+        (lambda ids: ids[..., :3], "expected 3 layers of 4 experts a token as uint8, found 3 of 3"),
         (lambda ids: ids.astype(np.uint16), "found 3 of 4 as uint16"),
-        (_out_of_range, "expected expert ids below 16, found 16 in row 1, layer 2"),
-        (_without, "expected 4 different experts in row 1, layer 2, found zeros"),
+        (_out_of_range, r"expected 4 different experts below 16 in row 1, layer 2, found \[.*16\]"),
+        (_without, r"below 16 in row 1, layer 2, found \[0, 0, 0, 0\]: nothing was written"),
         (None, "found none"),
     ],
     ids=["rows", "layers", "top_k", "dtype", "range", "a stage's rows", "no trace"],
@@ -66,8 +66,8 @@ def _out_of_range(ids_RLK: np.ndarray) -> np.ndarray:
 async def test_a_trace_that_cannot_be_replayed_fails_its_group_by_name_and_the_worker_goes_on(
     folder: Path, spoil: Callable[[np.ndarray], np.ndarray] | None, words: str
 ):
-    engine = FakeEngine(layout=LAYOUT, spoil=spoil or (lambda _ids: None))
-    bench = Bench(engine, folder, layout=LAYOUT)
+    engine = FakeEngine(shape=SHAPE, spoil=spoil or (lambda _ids: None))
+    bench = Bench(engine, folder, shape=SHAPE)
     await bench.update(0)
     group = prompt_group([4, 5, 6], seeds=[1, 2])
     with pytest.raises(Rejected, match=rf"group {group.group_id}, trajectory 0: .*{words}") as rejected:

@@ -5,19 +5,19 @@ from pathlib import Path
 
 import numpy as np
 
+from beamline.models.routing import RoutingShape
 from beamline.protocol import messages as m
 from beamline.rollout.activation import Activation
-from beamline.rollout.engine import Engine
+from beamline.rollout.engine import Engine, Sampler
 from beamline.rollout.fake_engine import token_logprob
 from beamline.rollout.readiness import Readiness
-from beamline.rollout.routing import RoutingLayout
 from beamline.rollout.worker import RolloutWorker
 from beamline.runtime.memory_blobs import MemoryBlobStore
 from beamline.runtime.service import WorkerStatus
 from rollout_messages import export, policy_update
 
 CANARY_TOKENS = [5, 9, 30, 7]
-LAYOUT = RoutingLayout(num_experts=16, top_k=4, sparse_layers=(False, True, True))
+SHAPE = RoutingShape(num_layers=3, top_k=4, num_experts=16, sparse_layers=(1, 2))
 
 
 class Bench:
@@ -29,9 +29,10 @@ class Bench:
         folder: Path,
         *,
         colocated: bool = True,
-        layout: RoutingLayout | None = None,
+        shape: RoutingShape | None = None,
         exact: bool = True,
         answer_s: float = 0.02,
+        sampler: Sampler | None = None,
     ) -> None:
         self.engine, self.folder = engine, folder
         self.blobs = MemoryBlobStore()
@@ -42,12 +43,13 @@ class Bench:
             worker="rollout-0",
             incarnation="1",
             engine=engine,
+            sampler=sampler or engine,
             blobs=self.blobs,
             publish=self.say,
             readiness=self.readiness,
             activation=Activation(engine, self.blobs, self.readiness, exact=exact),
             colocated=colocated,
-            layout=layout,
+            shape=shape,
             answer_s=answer_s,
         )
 

@@ -1,5 +1,6 @@
 """What the tests of real engines on tiny models share."""
 
+import msgspec
 import numpy as np
 
 from beamline.protocol.config import EngineSection
@@ -12,9 +13,15 @@ ENGINE = EngineSection(kv_cache_mib=64, max_num_seqs=32, max_num_batched_tokens=
 
 def routes_of(completion: Completion) -> np.ndarray:
     """Expert ids [rows, layers, top_k] of a completion, in rising order: which they are is what counts."""
-    trace = completion.routed_experts
-    assert trace is not None
-    return np.sort(np.frombuffer(trace.ids, trace.dtype).reshape(-1, trace.num_layers, trace.top_k), axis=-1)
+    assert completion.routed_experts is not None
+    return np.sort(completion.routed_experts, axis=-1)
+
+
+def assert_same(mine: list[Completion], theirs: list[Completion]) -> None:
+    """Equal to the bit."""
+    for one, other in zip(mine, theirs, strict=True):
+        assert msgspec.structs.replace(one, routed_experts=None) == msgspec.structs.replace(other, routed_experts=None)
+        assert np.array_equal(routes_of(one), routes_of(other))
 
 
 def assert_prefix(part: Completion, whole: Completion, num_prompt_tokens: int) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from beamline.protocol.messages import FinishReason
 from rollout_messages import prompt_group
-from tiny_engines import ENGINE, assert_prefix
+from tiny_engines import ENGINE, assert_prefix, assert_same
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -37,7 +37,7 @@ async def test_samples_that_ended_and_those_that_never_began_come_back_beside_th
     stop = asyncio.Event()
     ended = asyncio.create_task(engine.generate(first, stop))
     sampling = asyncio.create_task(engine.generate(long, stop))
-    assert await ended == expected
+    assert_same(await ended, expected)
     await engine.release_memory()
     stop.set()
     async with asyncio.timeout(10):

@@ -11,7 +11,7 @@ import pytest_asyncio
 from beamline.protocol import messages as m
 from beamline.protocol.blobs import RoutedExperts, VersionSpan, decode_blob
 from beamline.protocol.errors import Rejected
-from beamline.rollout.checkpoint import routing_layout
+from beamline.rollout.checkpoint import routing_shape
 from rollout_bench import Bench
 from rollout_messages import export, policy_update, prompt_group
 from tiny_engines import assert_prefix, routes_of
@@ -118,9 +118,9 @@ async def test_a_stage_without_rows_fails_its_group_by_name_and_the_next_is_serv
     ranks, layout: str, model, tmp_path: Path
 ) -> None:
     """The next group has the same prompt: rows that were kept with cached keys and values are not handed out again."""
-    shape = routing_layout(model.path)
+    shape = routing_shape(model.path)
     assert shape is not None
-    bench = Bench(ranks, tmp_path, layout=shape)
+    bench = Bench(ranks, tmp_path, shape=shape)
     ref = await bench.blobs.put("policy", "weight_manifest", export(tmp_path, 0, model.tensors()).encode())
     tokens, logprobs = (model.reference[name][0].tolist() for name in ("tokens", "logprobs"))
     await bench.worker.on_policy(policy_update(0, ref, m.Canary(tokens=tokens, logprobs=logprobs)))
@@ -129,10 +129,10 @@ async def test_a_stage_without_rows_fails_its_group_by_name_and_the_next_is_serv
     for fault in LOST[layout]:
         await ranks.load_weights(export(tmp_path, 0, model.tensors()), 0)
         await ranks._call("lose_rows", fault)
-        layer = 2 if fault == "last" else shape.sparse_layers.index(True)
+        layer = 2 if fault == "last" else shape.sparse_layers[0]
         words = (
             f"routed experts of group {group.group_id}, trajectory [01]: expected {shape.top_k} different experts "
-            f"in row 0, layer {layer}, found zeros"
+            rf"below {shape.num_experts} in row 0, layer {layer}, found \[0, 0, 0, 0\]: nothing was written"
         )
         with pytest.raises(Rejected, match=words) as rejected:
             await bench.worker.handle(group)

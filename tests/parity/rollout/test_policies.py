@@ -9,7 +9,7 @@ import pytest
 from beamline.protocol.blobs import VersionSpan
 from beamline.protocol.errors import WeightError
 from rollout_messages import export, prompt_group
-from tiny_engines import routes_of
+from tiny_engines import assert_same, routes_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -39,7 +39,7 @@ async def test_an_update_equals_a_fresh_start_and_the_way_back_leaves_no_trace(
     await engine.load_weights(own, 0)
     assert np.abs(other_scores - own_scores).max() > 1, "the two policies hardly differ: nothing is shown"
     assert np.array_equal(await scores(engine, model), own_scores)
-    assert await engine.generate(group) == own_completions
+    assert_same(await engine.generate(group), own_completions)
     async with start(model.other_path) as fresh:
         assert np.abs(await scores(fresh, model) - other_scores).max() < 1e-6
         fresh_completions = await fresh.generate(group)

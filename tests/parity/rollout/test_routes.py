@@ -7,7 +7,7 @@ import pytest
 
 from beamline.models import tiny
 from rollout_messages import prompt_group
-from tiny_engines import ENGINE, routes_of
+from tiny_engines import ENGINE, assert_same, routes_of
 
 SMALL_CACHE_MIB = 2
 
@@ -75,7 +75,7 @@ async def test_dropped_requests_leave_nothing_that_later_ones_could_inherit(engi
     await engine.generate(prompt_group(prompt[:5], seeds=[1], max_tokens=8))
     assert dropped.cancel()
     again = await engine.generate(prompt_group(prompt, seeds=[1, 2], max_tokens=20))
-    assert again == expected
+    assert_same(again, expected)
 
 
 def num_small_blocks(model) -> int:

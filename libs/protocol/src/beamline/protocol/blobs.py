@@ -70,6 +70,8 @@ class Trajectories(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class RoutedExperts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="RoutedExperts/1"):
     """Expert ids [R, L, K] of one prompt group: prompt + response - 1 rows a trajectory; dense layers keep a slot.
 
+    A trajectory that was aborted before its first token has no rows.
+
     Raises:
         BlobError: columns whose lengths do not fit each other, or an unknown dtype.
     """

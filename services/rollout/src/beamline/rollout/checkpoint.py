@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from beamline.models.routing import RoutingShape
 from beamline.protocol.errors import ConfigError
-from beamline.rollout.routing import RoutingLayout
 
 _LENGTH_BYTES = 8
 """A safetensors file starts with its JSON header's length, little-endian."""
@@ -65,22 +65,10 @@ def end_tokens(model_path: Path) -> list[int]:
     raise ConfigError(f"model.path={str(model_path)!r} has no eos_token_id: add it to generation_config.json")
 
 
-def routing_layout(model_path: Path) -> RoutingLayout | None:
-    """The model's experts by layer, under Beam's and Qwen3-MoE's names; None for a model without any."""
-    config = read_config(model_path)
-    if not config.get("num_experts"):
-        return None
-    every = config.get("decoder_sparse_step", 1)
-    dense = config.get("mlp_only_layers", range(3) if config["model_type"] == "beam" else ())
-    types = config.get("mlp_layer_types") or [
-        "sparse" if layer not in dense and (layer + 1) % every == 0 else "dense"
-        for layer in range(config["num_hidden_layers"])
-    ]
-    return RoutingLayout(
-        num_experts=config["num_experts"],
-        top_k=config["num_experts_per_tok"],
-        sparse_layers=tuple(kind == "sparse" for kind in types),
-    )
+def routing_shape(model_path: Path) -> RoutingShape | None:
+    """The model's experts by layer; None for a model without any. Raises ConfigError as `read_config`."""
+    shape = RoutingShape.of_config(read_config(model_path))
+    return shape if shape.sparse_layers else None
 
 
 def _read_json(model_path: Path, name: str, mend: str) -> dict[str, Any]:

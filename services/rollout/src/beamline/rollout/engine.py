@@ -5,15 +5,17 @@ in-memory ring and the worker's unit tests. Nothing here imports an engine.
 """
 
 import asyncio
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from beamline.protocol.blobs import VersionSpan
 from beamline.protocol.errors import BeamlineError
 from beamline.protocol.messages import FinishReason, PromptGroup
-from beamline.rollout.routing import RoutedTrace
 from beamline.weights.manifest import WeightManifest
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class EngineError(BeamlineError):
@@ -31,8 +33,9 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     version_spans: list[VersionSpan]
     """Of the sampled tokens, in order."""
-    routed_experts: RoutedTrace | None = None
-    """None where the engine was not told to record them, and where no token was sampled."""
+    routed_experts: "np.ndarray | None" = None
+    """Expert ids [prompt + response - 1, layers, experts a token], a trace as `models.routing` describes it. None where
+    the engine was not told to record them, and where no token was sampled."""
     loss_mask: list[bool] | None = None
     """Which tokens were sampled: all of them where it is None, not those that an environment wrote."""
     environment_reward: float | None = None
@@ -48,6 +51,14 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def freed_bytes(self) -> int:
         return max(0, self.before_bytes - self.after_bytes)
+
+
+class Sampler(Protocol):
+    """What makes trajectories of a group: an engine by itself, or with an environment between its turns."""
+
+    async def generate(self, group: PromptGroup, stop: asyncio.Event | None = None) -> list[Completion]:
+        """One trajectory a seed, in order; when `stop` is set, those that still run come back as they are."""
+        ...
 
 
 class Engine(Protocol):

@@ -10,11 +10,11 @@ from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
+from beamline.models.routing import RoutingShape
 from beamline.protocol.blobs import VersionSpan
 from beamline.protocol.errors import Rejected, WeightError
 from beamline.protocol.messages import FinishReason, PromptGroup
 from beamline.rollout.engine import Completion, MemoryReport
-from beamline.rollout.routing import RoutedTrace, RoutingLayout
 from beamline.weights.manifest import WeightManifest
 
 END_TOKEN = 2
@@ -36,8 +36,8 @@ class FakeEngine:
         damaged: policy versions whose weights are refused.
         drifted: policy versions that load but sample from another policy, as corrupted weights would.
         wait: awaited before each token; None samples a response in one go.
-        respond: text of a response, by prompt and seed.
-        layout: of the experts that it says it chose; None records no routing.
+        respond: text of a response, by prompt and seed. One that a stop text cuts short has a token a character.
+        shape: of the routes that it says it took; None records none.
         spoil: makes of a trace's ids [rows, layers, top_k] what is handed out instead; None for no trace.
     """
 
@@ -49,7 +49,7 @@ class FakeEngine:
         drifted: Collection[int] = (),
         wait: Callable[[], asyncio.Future[None]] | None = None,
         respond: Callable[[PromptGroup, int], str] = lambda _group, seed: f"Answer: {seed}",
-        layout: RoutingLayout | None = None,
+        shape: RoutingShape | None = None,
         spoil: Callable[[np.ndarray], np.ndarray | None] = lambda ids_RLK: ids_RLK,
     ) -> None:
         self._max_model_tokens = max_model_tokens
@@ -57,7 +57,7 @@ class FakeEngine:
         self._drifted = drifted
         self._wait = wait
         self._respond = respond
-        self._layout = layout
+        self._shape = shape
         self.spoil = spoil
         self._serving = asyncio.Event()
         self._serving.set()
@@ -102,6 +102,9 @@ class FakeEngine:
     async def _sample(self, group: PromptGroup, seed: int, stop: asyncio.Event | None) -> Completion:
         rng = random.Random(f"{group.prompt_tokens}:{seed}")
         length = rng.randint(1, group.sampling.max_tokens)
+        text, cut = _up_to_stop(self._respond(group, seed), group.sampling.stop)
+        if cut:
+            length = min(len(text), group.sampling.max_tokens)
         tokens: list[int] = []
         versions: list[int] = []
         while len(tokens) < length and await self._goes_on(stop):
@@ -110,13 +113,13 @@ class FakeEngine:
         reason = FinishReason.LENGTH if length == group.sampling.max_tokens else FinishReason.STOP
         if len(tokens) < length:
             reason = FinishReason.ABORT
-        elif reason is FinishReason.STOP:
+        elif reason is FinishReason.STOP and not cut:
             tokens[-1] = END_TOKEN
         return Completion(
             tokens=tokens,
             logprobs=[token_logprob(token, version) for token, version in zip(tokens, versions, strict=True)],
             finish_reason=reason,
-            text="" if reason is FinishReason.ABORT else self._respond(group, seed),
+            text="" if reason is FinishReason.ABORT else text,
             version_spans=_spans(versions),
             routed_experts=self._trace([*group.prompt_tokens, *tokens[:-1]]) if tokens else None,
         )
@@ -139,19 +142,22 @@ class FakeEngine:
             await self._wait()
         await self._serving.wait()
 
-    def _trace(self, tokens: Sequence[int]) -> RoutedTrace | None:
-        if self._layout is None:
-            return None
-        ids_RLK = self.spoil(routes(tokens, self._layout))
-        return None if ids_RLK is None else RoutedTrace.of(ids_RLK)
+    def _trace(self, tokens: Sequence[int]) -> np.ndarray | None:
+        return None if self._shape is None else self.spoil(routes(tokens, self._shape))
 
 
-def routes(tokens: Sequence[int], layout: RoutingLayout) -> np.ndarray:
+def routes(tokens: Sequence[int], shape: RoutingShape) -> np.ndarray:
     """Experts of these tokens [rows, layers, top_k], in every sparse layer others: the ones from token + layer on."""
-    first_RL = np.array(tokens)[:, None] + np.arange(layout.num_layers)
-    ids_RLK = (first_RL[..., None] + np.arange(layout.top_k)) % layout.num_experts
-    ids_RLK *= np.array(layout.sparse_layers)[:, None]
-    return ids_RLK.astype(layout.dtype)
+    first_RS = np.array(tokens)[:, None] + np.array(shape.sparse_layers)
+    ids_RLK = np.zeros((len(tokens), shape.num_layers, shape.top_k), shape.dtype)
+    ids_RLK[:, shape.sparse_layers] = (first_RS[..., None] + np.arange(shape.top_k)) % shape.num_experts
+    return ids_RLK
+
+
+def _up_to_stop(text: str, stop: Sequence[str]) -> tuple[str, bool]:
+    """The text up to the end of the first stop text in it, and whether there is one."""
+    ends = [text.index(one) + len(one) for one in stop if one in text]
+    return (text[: min(ends)], True) if ends else (text, False)
 
 
 def _spans(versions: Sequence[int]) -> list[VersionSpan]:

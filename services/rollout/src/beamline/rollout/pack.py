@@ -2,10 +2,14 @@
 
 from collections.abc import Sequence
 
+from beamline.models.routing import RoutingShape, TraceError, num_trace_rows
 from beamline.protocol.blobs import RoutedExperts, Trajectories, cumulative, pack_float32, pack_int32
+from beamline.protocol.errors import Rejected
 from beamline.protocol.messages import PromptGroup
 from beamline.rollout.engine import Completion
-from beamline.rollout.routing import RoutingLayout
+
+FAULT = "routed_experts"
+"""Kind of the failure of a group with a trace that cannot be replayed."""
 
 
 def pack_trajectories(group: PromptGroup, completions: Sequence[Completion]) -> Trajectories:
@@ -27,24 +31,22 @@ def pack_trajectories(group: PromptGroup, completions: Sequence[Completion]) -> 
     )
 
 
-def pack_routed_experts(group: PromptGroup, completions: Sequence[Completion], layout: RoutingLayout) -> RoutedExperts:
-    """The group's routed experts. Raises Rejected for a trajectory whose trace is missing, cut short or impossible.
-
-    A trajectory that was aborted before its first token has no rows.
-    """
-    lengths = [
-        len(group.prompt_tokens) + len(completion.tokens) - 1 if completion.tokens else 0 for completion in completions
-    ]
+def pack_routed_experts(group: PromptGroup, completions: Sequence[Completion], shape: RoutingShape) -> RoutedExperts:
+    """The group's routed experts. Raises Rejected for a trajectory whose trace is missing, cut short or impossible."""
+    lengths = [num_trace_rows(len(group.prompt_tokens), len(completion.tokens)) for completion in completions]
     traces: list[bytes] = []
     for index, (completion, num_rows) in enumerate(zip(completions, lengths, strict=True)):
         if num_rows:
-            trace = layout.check(completion.routed_experts, num_rows, f"group {group.group_id}, trajectory {index}")
-            traces.append(trace.ids)
+            where = f"group {group.group_id}, trajectory {index}"
+            try:
+                traces.append(shape.check(completion.routed_experts, num_rows, where).tobytes())
+            except TraceError as error:
+                raise Rejected(FAULT, str(error)) from error
     return RoutedExperts(
         group_id=group.group_id,
-        num_layers=layout.num_layers,
-        top_k=layout.top_k,
-        dtype=layout.dtype,
+        num_layers=shape.num_layers,
+        top_k=shape.top_k,
+        dtype=shape.dtype,
         cu_seqlens=cumulative(lengths),
         ids=memoryview(b"".join(traces)),
     )

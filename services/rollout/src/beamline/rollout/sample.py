@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from beamline.models.routing import RoutingShape
 from beamline.protocol.blobs import encode_blob
 from beamline.protocol.config import EngineSection
 from beamline.protocol.doctor import KeptGroup, KeptSamples, SampleRequest
@@ -19,7 +20,6 @@ from beamline.protocol.messages import PromptGroup
 from beamline.rollout import checkpoint, environment
 from beamline.rollout.engine import Completion, Engine
 from beamline.rollout.pack import pack_routed_experts, pack_trajectories
-from beamline.rollout.routing import RoutingLayout
 from beamline.runtime.request_program import serve
 from beamline.runtime.sample_files import write_index
 from beamline.weights.shm import NamedTensor, ShmExporter
@@ -46,8 +46,8 @@ async def sample(request: SampleRequest, folder: Path) -> None:
         await engine.close()
     folder.mkdir(parents=True, exist_ok=True)
     (folder / MANIFEST).write_bytes(manifest.encode())
-    layout = checkpoint.routing_layout(model_path)
-    kept = [_write(folder, *pair, layout) for pair in zip(request.groups, completions, strict=True)]
+    shape = checkpoint.routing_shape(model_path)
+    kept = [_write(folder, *pair, shape) for pair in zip(request.groups, completions, strict=True)]
     sampling = request.groups[0].sampling
     write_index(
         folder,
@@ -88,9 +88,9 @@ async def _start(request: SampleRequest, model_path: Path) -> Engine:
     )
 
 
-def _write(folder: Path, group: PromptGroup, completions: list[Completion], layout: RoutingLayout | None) -> KeptGroup:
+def _write(folder: Path, group: PromptGroup, completions: list[Completion], shape: RoutingShape | None) -> KeptGroup:
     trajectories = pack_trajectories(group, completions)
-    routed = pack_routed_experts(group, completions, layout) if layout else None
+    routed = pack_routed_experts(group, completions, shape) if shape else None
     kept = KeptGroup(
         trajectories=f"{group.group_id}.trajectories",
         routed_experts=f"{group.group_id}.routed_experts" if routed else "",

@@ -2,13 +2,17 @@
 
 import asyncio
 import importlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
+from beamline.environments.host import EnvironmentPool
 from beamline.protocol.config import Placement, RunConfig
+from beamline.protocol.environment_config import EnvironmentSection
 from beamline.protocol.messages import Phase, PolicyUpdate
 from beamline.rollout import checkpoint, environment
 from beamline.rollout.activation import Activation
-from beamline.rollout.engine import Engine
+from beamline.rollout.engine import Engine, Sampler
 from beamline.rollout.readiness import Readiness
 from beamline.rollout.worker import RolloutWorker
 from beamline.runtime.service import ServiceContext
@@ -21,41 +25,82 @@ async def main(context: ServiceContext) -> None:
     """Serve `work.rollout`.
 
     Raises:
-        ConfigError: a model that is missing, incomplete, or too short for the configured lengths.
+        ConfigError: a model that is missing, incomplete, or too short for the configured lengths; an environment that
+            cannot be loaded.
         EngineError: the engine broke.
     """
     config = context.config
-    layout = checkpoint.routing_layout(Path(config.model.path)) if config.algorithm.routing_replay else None
-    context.status.waiting_for = "vLLM to start"
-    engine = await start_engine(config)
+    async with started_environments(config.rollout.environment) as environments:
+        context.status.waiting_for = "vLLM to start"
+        engine = await start_engine(config)
+        try:
+            await serve(context, engine, make_sampler(engine, environments, config) if environments else engine)
+        finally:
+            await engine.close()
+
+
+async def serve(context: ServiceContext, engine: Engine, sampler: Sampler) -> None:
+    """Sample groups, follow policies and phases, until the service is asked to drain. Raises EngineError."""
+    config = context.config
     readiness = Readiness(context.status, config.canary_tolerance)
+    worker = RolloutWorker(
+        worker=context.worker,
+        incarnation=context.incarnation,
+        engine=engine,
+        sampler=sampler,
+        blobs=context.blobs,
+        publish=context.bus.publish,
+        readiness=readiness,
+        activation=Activation(engine, context.blobs, readiness, exact=config.model.dtype == "float32"),
+        colocated=config.run.placement is Placement.COLOCATED,
+        shape=checkpoint.routing_shape(Path(config.model.path)) if config.algorithm.routing_replay else None,
+        answer_s=ANSWER_SHARE * config.rollout.group_deadline_s,
+    )
+    await context.until_stopped(
+        engine.until_broken(),
+        context.bus.follow(PolicyUpdate, worker.on_policy),
+        context.bus.follow(Phase, worker.on_phase),
+        context.bus.work(
+            "rollout",
+            worker.handle,
+            concurrency=config.rollout.groups_in_flight,
+            gate=readiness.when_open,
+            on_rejected=worker.on_rejected,
+        ),
+    )
+
+
+@asynccontextmanager
+async def started_environments(section: EnvironmentSection) -> AsyncIterator[EnvironmentPool | None]:
+    """The processes of the run's environment; None where it has none. Raises ConfigError."""
+    if not section.name:
+        yield None
+        return
+    pool = EnvironmentPool(
+        section.name,
+        num_workers=section.workers,
+        timeout_s=section.timeout_s,
+        memory_bytes=section.memory_mib << 20,
+    )
+    await pool.start()
     try:
-        worker = RolloutWorker(
-            worker=context.worker,
-            incarnation=context.incarnation,
-            engine=engine,
-            blobs=context.blobs,
-            publish=context.bus.publish,
-            readiness=readiness,
-            activation=Activation(engine, context.blobs, readiness, exact=config.model.dtype == "float32"),
-            colocated=config.run.placement is Placement.COLOCATED,
-            layout=layout,
-            answer_s=ANSWER_SHARE * config.rollout.group_deadline_s,
-        )
-        await context.until_stopped(
-            engine.until_broken(),
-            context.bus.follow(PolicyUpdate, worker.on_policy),
-            context.bus.follow(Phase, worker.on_phase),
-            context.bus.work(
-                "rollout",
-                worker.handle,
-                concurrency=config.rollout.groups_in_flight,
-                gate=readiness.when_open,
-                on_rejected=worker.on_rejected,
-            ),
-        )
+        yield pool
     finally:
-        await engine.close()
+        await pool.close()
+
+
+def make_sampler(engine: Engine, environments: EnvironmentPool, config: RunConfig) -> Sampler:
+    """The engine with the run's environment between its turns."""
+    from beamline.models.chat import ChatTokenizer  # templates: not for a run without an environment
+    from beamline.rollout.turns import Turns
+
+    return Turns(
+        engine,
+        environments,
+        ChatTokenizer.load(config.model.path),
+        template_kwargs=config.data.chat_template_kwargs,
+        max_turns=config.rollout.environment.max_turns,
+    )
 
 
 async def start_engine(config: RunConfig) -> Engine:

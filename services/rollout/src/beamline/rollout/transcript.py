@@ -6,10 +6,14 @@ Only observations are tokenised. A turn's routed experts come with every token b
 was, and an observation's rows are those of the forward that read it for the next turn.
 """
 
+from typing import TYPE_CHECKING
+
 from beamline.protocol.blobs import VersionSpan
 from beamline.protocol.messages import FinishReason
 from beamline.rollout.engine import Completion
-from beamline.rollout.routing import RoutedTrace
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class Transcript:
@@ -26,7 +30,7 @@ class Transcript:
         self._logprobs: list[float] = []
         self._spans: list[VersionSpan] = []
         self._text = ""
-        self._trace: RoutedTrace | None = None
+        self._trace: np.ndarray | None = None
         self._unread: list[int] = []
         self._unread_text = ""
         self.num_turns = 0
@@ -75,13 +79,8 @@ class Transcript:
         )
 
 
-def _extended(before: RoutedTrace | None, after: RoutedTrace | None) -> RoutedTrace | None:
+def _extended(before: "np.ndarray | None", after: "np.ndarray | None") -> "np.ndarray | None":
     """The rows so far, and of a longer trace those behind them."""
-    if before is None or after is None:
-        return None
-    return RoutedTrace(
-        num_layers=after.num_layers,
-        top_k=after.top_k,
-        dtype=after.dtype,
-        ids=before.ids + after.ids[len(before.ids) :],
-    )
+    import numpy as np  # the entry point must not wait for it
+
+    return None if before is None or after is None else np.concatenate((before, after[len(before) :]))

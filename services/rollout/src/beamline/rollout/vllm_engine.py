@@ -33,7 +33,7 @@ from beamline.protocol.messages import FinishReason, PromptGroup
 from beamline.rollout import checkpoint, cpu_norm, environment
 from beamline.rollout.engine import Completion, EngineError, MemoryReport
 from beamline.rollout.late_outputs import SPANS, LateOutputsScheduler
-from beamline.rollout.routing import RoutedTrace
+from beamline.rollout.stop_texts import EXTRA_ARG
 from beamline.rollout.weight_check import check_manifest
 from beamline.weights.manifest import WeightManifest
 
@@ -95,7 +95,7 @@ class VllmEngine:
         `checkpoint.check_servable` does.
         """
         checkpoint.check_servable(model_path, max_model_tokens)
-        has_experts = checkpoint.routing_layout(model_path) is not None
+        has_experts = checkpoint.routing_shape(model_path) is not None
         settings = {"policy_version": policy_version, "routed_experts": routed_experts and has_experts}
         vllm_config = _engine_args(model_path, dtype, max_model_tokens, config, settings).create_engine_config()
         if current_platform.is_cpu():
@@ -189,6 +189,7 @@ class VllmEngine:
             logprobs=0,
             flat_logprobs=True,
             stop_token_ids=self._end_tokens,
+            extra_args={EXTRA_ARG: group.sampling.stop},
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
@@ -227,7 +228,7 @@ class VllmEngine:
             finish_reason=FinishReason(output.finish_reason),
             text=self._tokenizer.decode(tokens, skip_special_tokens=True),
             version_spans=[VersionSpan(*span) for span in (whole.kv_transfer_params or {})[SPANS]],
-            routed_experts=None if output.routed_experts is None else RoutedTrace.of(output.routed_experts),
+            routed_experts=output.routed_experts,
         )
 
     @asynccontextmanager

@@ -6,15 +6,16 @@
 import time
 from collections.abc import Awaitable, Callable
 
+from beamline.models.routing import RoutingShape
 from beamline.protocol import messages as m
-from beamline.protocol.blobs import RoutedExperts, encode_blob
+from beamline.protocol.blobs import encode_blob
 from beamline.protocol.errors import Rejected, Retryable
 from beamline.rollout.activation import Activation
 from beamline.rollout.deadline import sample
-from beamline.rollout.engine import Completion, Engine
-from beamline.rollout.pack import pack_routed_experts, pack_trajectories
+from beamline.rollout.engine import Engine, Sampler
+from beamline.rollout.pack import pack_trajectories
 from beamline.rollout.readiness import Readiness
-from beamline.rollout.routing import RoutingLayout
+from beamline.rollout.routes import routes_to_send
 from beamline.runtime.blob_store import BlobStore
 
 OWN_PHASES = (m.PhaseName.GENERATE, m.PhaseName.EVALUATE)
@@ -27,13 +28,14 @@ class RolloutWorker:
     Args:
         worker: this worker's name.
         incarnation: changes with every start of the process.
-        engine: samples; its policy counts as unknown until the first update.
+        engine: its policy counts as unknown until the first update.
+        sampler: makes trajectories with it.
         blobs: where trajectories go.
         publish: sends a message that is no answer to an input.
         readiness: what is served, and whether groups may be taken.
         activation: puts policies into the engine.
         colocated: whether the devices are shared, so that memory is released in the phases of others.
-        layout: of the routed experts that go with what is trained on; None without routing replay.
+        shape: of the routed experts that go with what is trained on; None without routing replay.
         answer_s: how long before a group's deadline its sampling ends.
     """
 
@@ -43,22 +45,24 @@ class RolloutWorker:
         worker: str,
         incarnation: str,
         engine: Engine,
+        sampler: Sampler,
         blobs: BlobStore,
         publish: Callable[[m.Message], Awaitable[None]],
         readiness: Readiness,
         activation: Activation,
         colocated: bool,
-        layout: RoutingLayout | None,
+        shape: RoutingShape | None,
         answer_s: float,
     ) -> None:
         self._worker = worker
         self._incarnation = incarnation
         self._engine = engine
+        self._sampler = sampler
         self._blobs = blobs
         self._publish = publish
         self._readiness = readiness
         self._colocated = colocated
-        self._layout = layout
+        self._shape = shape
         self._answer_s = answer_s
         self._activation = activation
 
@@ -74,7 +78,7 @@ class RolloutWorker:
         started = time.monotonic()
         self._readiness.count(+1)
         try:
-            completions = await sample(self._engine, group, self._answer_s)
+            completions = await sample(self._sampler, group, self._answer_s)
         except TimeoutError:
             return self._failed(group, "deadline", "its deadline came before any of its samples ended", retryable=True)
         finally:
@@ -83,7 +87,8 @@ class RolloutWorker:
         versions = [span.policy_version for completion in completions for span in completion.version_spans]
         if any(map(self._readiness.was_refused, versions)):
             return self._failed(group, "policy", "a policy that it was sampled from was refused", retryable=True)
-        trajectories, routed = pack_trajectories(group, completions), await self._routed_experts(group, completions)
+        trajectories = pack_trajectories(group, completions)
+        routed = await routes_to_send(group, completions, self._shape, self._engine)
         put = self._blobs.put
         return m.TrajectoryGroup(
             group_id=group.group_id,
@@ -146,17 +151,6 @@ class RolloutWorker:
                     resident_bytes=report.after_bytes,
                 )
             )
-
-    async def _routed_experts(self, group: m.PromptGroup, completions: list[Completion]) -> RoutedExperts | None:
-        """Nothing is replayed of an evaluation; it may be asked for its routes all the same."""
-        if self._layout is None or not (group.purpose is m.Purpose.TRAIN or group.keep_routes):
-            return None
-        try:
-            return pack_routed_experts(group, completions, self._layout)
-        except Rejected:
-            # Else every later group with the same first tokens would be handed the same rows from the cache.
-            await self._engine.forget_prefixes()
-            raise
 
     def _failed(self, group: m.PromptGroup, kind: str, text: str, *, retryable: bool) -> m.GroupFailed:
         return m.GroupFailed(

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import numpy as np
 
+from beamline.models.routing import RoutingShape
 from beamline.protocol.blobs import RoutedExperts, Trajectories, decode_blob
 from beamline.protocol.errors import BlobError
 from beamline.runtime.sample_files import read_index, read_kept
 from beamline.trainer.assemble import Columns
 from beamline.trainer.batch import Trajectory
-from beamline.trainer.routing import RoutingShape, traces
+from beamline.trainer.routing import traces
 from beamline.weights.manifest import WeightManifest
 
 
@@ -38,7 +39,7 @@ class Samples:
 
 
 def read_samples(folder: Path, shape: RoutingShape, vocab_size: int) -> Samples:
-    """Raises BlobError or TraceError for files that are damaged or do not fit the model."""
+    """Every trajectory with a response. Raises BlobError for files that are damaged or do not fit the model."""
     index = read_index(folder)
     trajectories: list[Trajectory] = []
     for kept in index.groups:
@@ -52,9 +53,9 @@ def read_samples(folder: Path, shape: RoutingShape, vocab_size: int) -> Samples:
             )
         if kept.routed_experts:
             routed = decode_blob(RoutedExperts, read_kept(folder, kept.routed_experts))
-            lengths = (np.diff(columns.ends) + len(columns.prompt)).tolist()
-            columns.routes = traces(routed, group.group_id, lengths, shape)
-        trajectories += [columns.trajectory(sample, 0.0) for sample in range(group.num_trajectories)]
+            columns.routes = traces(routed, group.group_id, columns.num_trace_rows, shape)
+        begun = np.flatnonzero(np.diff(columns.ends)).tolist()
+        trajectories += [columns.trajectory(sample, 0.0) for sample in begun]
     if not sum(trajectory.num_loss_tokens for trajectory in trajectories):
         raise BlobError(f"{folder} holds no sampled token: delete it and sample anew")
     manifest = WeightManifest.decode(read_kept(folder, index.manifest)) if index.manifest else None

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from beamline.models.routing import RoutingShape
 from beamline.protocol.doctor import ReadRequest
 from beamline.trainer import checkpoint
 from beamline.trainer.model_dir import check_model_dir
-from beamline.trainer.routing import RoutingShape
 
 
 @dataclass(frozen=True)
