@@ -6,6 +6,7 @@ Whatever happens, steps come in order, no group is trained twice, staleness stay
 import asyncio
 import random
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -29,7 +30,7 @@ RING_DEADLINE_S = 30.0
 NUM_STEPS = 4
 
 
-def configure(rng: random.Random) -> RunConfig:
+def configure(rng: random.Random, algorithm: dict[str, Any]) -> RunConfig:
     colocated = rng.random() < 0.5
     return msgspec.convert(
         {
@@ -44,6 +45,7 @@ def configure(rng: random.Random) -> RunConfig:
                 "sampling": {"groups_per_step": 4, "samples_per_group": 2, "max_response_tokens": 8},
             },
             "trainer": {"num_steps": NUM_STEPS, "eval_interval": rng.choice([0, 2])},
+            "algorithm": algorithm,
         },
         RunConfig,
     )
@@ -52,15 +54,17 @@ def configure(rng: random.Random) -> RunConfig:
 class Ring:
     """A run in one process. Every service can be killed and started again on the same hub."""
 
-    def __init__(self, seed: int, run_dir: Path) -> None:
+    def __init__(
+        self, seed: int, run_dir: Path, equal_rewards: float = 0.2, algorithm: dict[str, Any] | None = None
+    ) -> None:
         self.rng = random.Random(seed)
-        self.config = configure(self.rng)
+        self.config = configure(self.rng, algorithm or {})
         self.run_dir = run_dir
         self.hub = MemoryHub(Subjects("beamline", "ring"), seed=seed)
         self.bus = MemoryBus(self.hub)
         self.blobs = MemoryBlobStore()
         self.witness = Witness()
-        self.mishaps = Mishaps(failed=0.1, unmendable=0.2, equal_rewards=0.2, abstained=0.05, spoiled=0.1)
+        self.mishaps = Mishaps(failed=0.1, unmendable=0.2, equal_rewards=equal_rewards, abstained=0.05, spoiled=0.1)
         self.trainer = ScriptedTrainer(self.bus, "trainer-0", self.witness, self.min_version, self.mishaps)
         self.reward = ScriptedReward(self.bus, "reward-0", 0, self.rng, self.mishaps)
         self.rollouts = [self.make_rollout(i, 0) for i in range(self.config.rollout.replicas)]
@@ -129,13 +133,41 @@ class Ring:
 def test_the_ring_keeps_its_promises(seed: int, tmp_path: Path):
     ring = Ring(seed, tmp_path)
     asyncio.run(ring.run())
+    check(ring)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_dynamic_sampling_fills_every_batch_that_it_may_fill(seed: int, tmp_path: Path):
+    max_batches = 1 + seed % 4
+    sampling = {"mode": "filter", "max_sample_batches": max_batches}
+    ring = Ring(seed, tmp_path, equal_rewards=0.5, algorithm={"dynamic_sampling": sampling})
+    asyncio.run(ring.run())
+    steps = check(ring)
+    groups_per_step = ring.config.rollout.sampling.groups_per_step
+    for values in steps:
+        num_filtered = values["sampling/filtered_groups"]
+        num_kept = values["sampling/batches_drawn"] * groups_per_step - num_filtered
+        assert 0 < num_kept <= groups_per_step
+        if num_kept < groups_per_step:
+            assert num_kept + num_filtered >= max_batches * groups_per_step, "it trained what it had too early"
+        else:
+            allowed = (max_batches - 1) * groups_per_step
+            all_useless = num_filtered >= max_batches * groups_per_step
+            assert num_filtered <= allowed or all_useless, "it drew more than it may while it had something to train"
+    assert sum(values["sampling/filtered_groups"] for values in steps) == ring.core.ledger.counts()["filtered"]
+
+
+def check(ring: Ring) -> list[dict[str, float]]:
+    """Whatever happened, the ring has kept its promises. Returns the values of the steps."""
     witness, counts = ring.witness, ring.core.ledger.counts()
     assert witness.trained_steps == list(range(1, NUM_STEPS + 1))
     assert len(witness.trained_groups) == len(set(witness.trained_groups)) == counts["trained"]
     assert min(witness.staleness) >= 0 and max(witness.staleness) <= ring.config.coordinator.max_staleness
     assert counts["issued"] == counts["trained"] + counts["filtered"] + counts["stale"] + counts["failed"]
     assert counts["in_flight"] == 0
-    summary = msgspec.json.decode((tmp_path / "summary.json").read_bytes(), type=Summary)
-    assert [step.step for step in summary.steps if "reward/mean" in step.values] == list(range(1, NUM_STEPS + 1))
+    summary = msgspec.json.decode((ring.run_dir / "summary.json").read_bytes(), type=Summary)
+    trained = [step for step in summary.steps if "reward/mean" in step.values]
+    assert [step.step for step in trained] == list(range(1, NUM_STEPS + 1))
     expected = {0, 2, 4} if ring.config.trainer.eval_interval else set()
     assert {evaluation.step for evaluation in summary.evaluations} == expected
+    return [step.values for step in trained]

@@ -8,9 +8,16 @@ from beamline.coordinator.ledger import End, Ledger
 from ring_messages import failed, prompt, scored
 
 
-def make(groups_per_step: int = 2, max_staleness: int = 0, num_steps: int = 4, max_attempts: int = 2) -> Ledger:
+def make(
+    groups_per_step: int = 2, max_staleness: int = 0, num_steps: int = 4, max_attempts: int = 2, max_replaced: int = 0
+) -> Ledger:
     ledger = Ledger(
-        groups_per_step=groups_per_step, max_staleness=max_staleness, num_steps=num_steps, max_attempts=max_attempts
+        groups_per_step=groups_per_step,
+        max_staleness=max_staleness,
+        num_steps=num_steps,
+        max_attempts=max_attempts,
+        max_replaced=max_replaced,
+        is_useless=lambda group: len({grade.reward for grade in group.grades}) == 1,
     )
     ledger.record_loaded(0)
     return ledger
@@ -20,6 +27,23 @@ def issue_and_score(ledger: Ledger, numbers: list[int], version: int = 0) -> Non
     for number in numbers:
         ledger.issue(prompt(number))
         assert ledger.record_scored(scored(prompt(number), [1.0, -1.0], version=version))
+
+
+def score(ledger: Ledger, rewards: dict[int, float]) -> None:
+    """Score groups, issued before or now; one of reward 1 is useless, others have a contrast."""
+    for number, reward in rewards.items():
+        ledger.issue(prompt(number))
+        assert ledger.record_scored(scored(prompt(number), [1.0, reward]))
+
+
+def bind(ledger: Ledger) -> tuple[list[str], list[str]]:
+    """Take the plan that is there, as the coordinator does: the useless end, the others are bound to the step."""
+    plan = ledger.next_batch()
+    assert plan is not None
+    filtered = [g.group_id for g in plan.groups if len({grade.reward for grade in g.grades}) == 1]
+    kept = [g.group_id for g in plan.groups if g.group_id not in filtered]
+    ledger.record_batch(plan.step, kept=kept, filtered=filtered, stale=plan.stale)
+    return kept, filtered
 
 
 def train(ledger: Ledger) -> None:
@@ -74,6 +98,48 @@ def test_a_batch_without_a_useful_group_is_drawn_again_for_the_same_step():
     ledger.record_batch(1, kept=[], filtered=["g-000000", "g-000001"], stale=[])
     assert ledger.pending_step is None
     assert ledger.room() == 2
+
+
+def test_useless_groups_make_room_for_others_before_the_batch_is_full():
+    ledger = make(groups_per_step=3, max_replaced=3)
+    score(ledger, {0: 0.0, 1: 1.0})
+    ledger.issue(prompt(2))
+    assert bind(ledger) == ([], ["g-000001"]), "nobody waits for the third group"
+    assert ledger.room() == 1 and ledger.next_batch() is None
+    score(ledger, {2: 0.0, 3: 1.0})
+    assert bind(ledger) == ([], ["g-000003"])
+    score(ledger, {4: 0.0})
+    assert bind(ledger) == (["g-000000", "g-000002", "g-000004"], [])
+    assert ledger.num_drawn(1) == (3, 2) and closes(ledger)
+
+
+def test_a_step_trains_what_it_has_when_it_has_drawn_enough():
+    ledger = make(groups_per_step=2, max_replaced=2)
+    score(ledger, {0: 1.0, 1: 1.0})
+    assert bind(ledger) == ([], ["g-000000", "g-000001"])
+    assert ledger.room() == 2
+    score(ledger, {2: 1.0})
+    assert ledger.next_batch() is None, "two were replaced: the rest of the last batch is waited for"
+    score(ledger, {3: 0.0})
+    assert bind(ledger) == (["g-000003"], ["g-000002"])
+    assert ledger.room() == 0 and ledger.num_drawn(1) == (1, 3)
+    assert ledger.record_update(1) == ["g-000003"]
+    ledger.record_loaded(1)
+    assert ledger.num_drawn(2) == (0, 0) and ledger.room() == 2, "the next step may replace as many again"
+
+
+def test_without_replacement_useless_groups_wait_for_the_batch():
+    ledger = make()
+    score(ledger, {0: 1.0})
+    assert ledger.next_batch() is None
+
+
+def test_a_batch_that_is_recorded_twice_counts_once():
+    ledger = make(groups_per_step=2)
+    score(ledger, {0: 0.0, 1: 1.0})
+    for _ in range(2):
+        ledger.record_batch(1, kept=["g-000000"], filtered=["g-000001"], stale=[])
+        assert ledger.num_drawn(1) == (1, 1)
 
 
 def test_staleness_bounds_admission_and_drops_at_batching():
@@ -148,7 +214,13 @@ def test_closing_ends_what_is_in_flight():
 @pytest.mark.parametrize("seed", range(50))
 def test_the_ledger_closes_under_any_order_of_events(seed: int):
     rng = random.Random(seed)
-    ledger = make(groups_per_step=3, max_staleness=rng.randint(0, 2), num_steps=6, max_attempts=3)
+    ledger = make(
+        groups_per_step=3,
+        max_staleness=rng.randint(0, 2),
+        num_steps=6,
+        max_attempts=3,
+        max_replaced=rng.choice([0, 3, 9]),
+    )
     issued: list[int] = []
     trained: list[str] = []
     for _ in range(400):
@@ -158,7 +230,8 @@ def test_the_ledger_closes_under_any_order_of_events(seed: int):
                 issued.append(len(issued))
             case 1 if issued:
                 group = prompt(rng.choice(issued))
-                ledger.record_scored(scored(group, [1.0, -1.0], version=max(0, ledger.step - rng.randint(0, 2))))
+                rewards = [1.0, rng.choice([1.0, -1.0, -1.0])]
+                ledger.record_scored(scored(group, rewards, version=max(0, ledger.step - rng.randint(0, 2))))
             case 2 if issued:
                 group = prompt(rng.choice(issued), attempt=rng.randint(0, 2))
                 retry = ledger.record_failed(failed(group, retryable=rng.random() < 0.8))

@@ -66,7 +66,7 @@ class DynamicSamplingSection(Section, kw_only=True):
     mode: str = "none"
     """none, filter (draw on until the batch is full) or replace (repeat good groups in the place of the others)."""
     max_sample_batches: Positive = 10
-    """Batches drawn for one step before it trains what it has."""
+    """Of filter: batches drawn for one step before it trains what it has."""
 
     def __post_init__(self) -> None:
         check_choice("mode", self.mode, ("none", "filter", "replace"))
@@ -78,7 +78,8 @@ class AlgorithmSection(Section, kw_only=True):
     normalize_std: bool = True
     """Of grpo: false is Dr.GRPO's r - mean."""
     drop_zero_variance: bool = True
-    """End a group whose rewards are all equal as filtered; it has no gradient."""
+    """End a group whose rewards are all equal as filtered. Of no effect with reinforce_pp, for which it has a gradient;
+    set it to false where that is so for an advantage of your own."""
     dynamic_sampling: DynamicSamplingSection = DynamicSamplingSection()
     overlong_filtering: bool = False
     """Leave a trajectory that did not end by itself out of the loss."""
@@ -88,7 +89,7 @@ class AlgorithmSection(Section, kw_only=True):
     clip_high: PositiveFloat = 0.28
     """clip-higher; equal to clip_low it is plain GRPO."""
     dual_clip: float | None = None
-    """Of clipped: c > 1 bounds the loss of A < 0."""
+    """Of clipped and gspo: c > 1 bounds the loss of A < 0."""
     kl: KLSection = KLSection()
     entropy_coefficient: NonNegativeFloat = 0.0
     """Of the entropy bonus; 0 is off."""
@@ -106,3 +107,10 @@ class AlgorithmSection(Section, kw_only=True):
         check_choice("reduction", self.reduction, REDUCTIONS)
         if self.dual_clip is not None and self.dual_clip <= 1:
             raise ValueError(f"dual_clip={self.dual_clip}: must be above 1")
+        if self.dual_clip is not None and self.loss == "cispo":
+            raise ValueError(f"dual_clip={self.dual_clip} has no effect with loss=cispo: leave it out")
+
+    @property
+    def filters_zero_variance(self) -> bool:
+        """Whether equal rewards end a group: set, and they have no gradient."""
+        return self.drop_zero_variance and self.advantage != "reinforce_pp"

@@ -13,24 +13,19 @@ from opentelemetry import trace
 
 from beamline.coordinator import journal as j
 from beamline.coordinator.admission import Admission
-from beamline.coordinator.batching import split_useless, train_batch
 from beamline.coordinator.control import Control
 from beamline.coordinator.core import Core
+from beamline.coordinator.drawing import Drawing
 from beamline.coordinator.evaluator import Evaluator
 from beamline.coordinator.inbox import Inbox
 from beamline.coordinator.lease import Lease
-from beamline.coordinator.ledger import BatchPlan
 from beamline.coordinator.readiness import Readiness
 from beamline.coordinator.recorder import Recorder
-from beamline.coordinator.step_report import PhaseClock, group_metrics, throughput
+from beamline.coordinator.step_report import PhaseClock, group_metrics, sampling_metrics, throughput
 from beamline.protocol import messages as m
-from beamline.protocol.errors import BeamlineError
 
 log = logging.getLogger(__name__)
 tracer = trace.get_tracer(__name__)
-
-MAX_EMPTY_BATCHES = 20
-"""So many draws without one useful group end the run: there is nothing left to learn from."""
 
 
 class Coordinator:
@@ -46,6 +41,7 @@ class Coordinator:
         self.recorder = recorder
         self.inbox = Inbox(core, admission, evaluator)
         self.ready = Readiness(core)
+        self.drawing = Drawing(core, lambda: self.when(self.ledger.next_batch, self.ready.missing_groups))
         self.clock = PhaseClock()
 
     async def run(self) -> None:
@@ -68,41 +64,24 @@ class Coordinator:
         await self.report(groups, update)
 
     async def draw_groups(self) -> list[m.ScoredGroup]:
-        """Generate until a batch holds at least one useful group; binds it to the step. Returns all that were drawn."""
-        drawn: list[m.ScoredGroup] = self.ledger.batch(self.ledger.pending_step or 0)
+        """Generate until the step's batch is bound. Returns all groups that were drawn for it."""
         with self.clock.phase("generate"):
-            for _ in range(MAX_EMPTY_BATCHES):
-                if self.ledger.pending_step is not None:
-                    return drawn
+            if self.ledger.pending_step is None:
                 await self.enter(m.PhaseName.GENERATE)
-                plan = await self.when(self.ledger.next_batch, self.ready.missing_groups)
-                drawn += plan.groups
-                await self.bind(plan)
-        raise BeamlineError(
-            f"{MAX_EMPTY_BATCHES} batches in a row had no group with differing rewards: the task is solved, or out of "
-            "reach; change data.train or set algorithm.drop_zero_variance=false"
-        )
-
-    async def bind(self, plan: BatchPlan) -> None:
-        """Journal which groups the step trains, filters and finds stale."""
-        kept, filtered = split_useless(plan.groups, self.core.config.algorithm)
-        await self.core.commit(j.Batched(step=plan.step, kept=kept, filtered=filtered, stale=plan.stale))
-        await self.core.release(filtered + plan.stale)
+            return await self.drawing.fill()
 
     async def train(self, drawn: list[m.ScoredGroup]) -> m.PolicyUpdate:
         """Hand the bound groups to the trainer; its update ends them as trained."""
         step = self.ledger.step + 1
-        groups = self.ledger.batch(step)
-        config = self.core.config
         with self.clock.phase("train"):
             await self.enter(m.PhaseName.TRAIN)
-            await self.core.bus.publish(train_batch(step, groups, config.algorithm, config.trainer.parallel.data))
+            await self.core.bus.publish(self.core.batcher.train_batch(step, self.ledger.batch(step)))
             update = await self.when(
                 lambda: self.ready.update(step),
                 lambda: f"PolicyUpdate for step {step} from the trainer",
             )
             # Before the journal ends the step: a coordinator that dies in between must not lose its figures.
-            self.recorder.keep_step(step, {**group_metrics(step, drawn), **update.stats})
+            self.recorder.keep_step(step, self.figures(drawn, update))
             for group_id, why in update.failed_groups.items():
                 log.error("group %s was not trained: %s", group_id, why)
             await self.core.commit(j.Updated(step=step, failed=list(update.failed_groups)))
@@ -121,9 +100,10 @@ class Coordinator:
 
     async def report(self, drawn: list[m.ScoredGroup], update: m.PolicyUpdate) -> None:
         """Write the step down and tell whoever follows the run."""
-        values = {**group_metrics(update.step, drawn), **update.stats, **self.clock.spent()}
+        values = {**self.figures(drawn, update), **self.clock.spent()}
         values["timing/step"] = self.clock.total()
         values |= {f"ledger/{name}": float(count) for name, count in self.ledger.counts().items()}
+        values |= self.admission.data_metrics()
         values |= {f"sync/canary_gap/{worker}": gap for worker, gap in self.core.roster.canary_gaps.items()}
         values |= {f"resources/freed_bytes/{w}": float(n) for w, n in self.core.roster.freed_bytes().items()}
         values |= {f"resources/rss_bytes/{w.worker}": float(w.rss_bytes) for w in self.core.roster.workers()}
@@ -133,6 +113,11 @@ class Coordinator:
         await self.core.bus.publish(
             m.Metrics(service="coordinator", worker="coordinator", step=update.step, values=values)
         )
+
+    def figures(self, drawn: list[m.ScoredGroup], update: m.PolicyUpdate) -> dict[str, float]:
+        """What is known of a step as soon as it is trained."""
+        sampling = sampling_metrics(*self.ledger.num_drawn(update.step), self.core.batcher.groups_per_step)
+        return {**group_metrics(update.step, drawn), **sampling, **update.stats}
 
     async def evaluate_if_due(self) -> None:
         """Evaluate before the first step, every `eval_interval` steps, and after the last."""

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable
 
 from beamline.coordinator import journal as j
+from beamline.coordinator.batching import Batcher, advantage_of
 from beamline.coordinator.ledger import Ledger
 from beamline.coordinator.roster import Roster
 from beamline.coordinator.state import RunState
@@ -22,11 +23,16 @@ class Core:
         self.config = config
         self.bus = bus
         self.blobs = blobs
+        algorithm, groups_per_step = config.algorithm, config.rollout.sampling.groups_per_step
+        self.batcher = Batcher(algorithm, advantage_of(algorithm), groups_per_step, config.trainer.parallel.data)
+        replaced_batches = algorithm.dynamic_sampling.max_sample_batches - 1
         self.ledger = Ledger(
-            groups_per_step=config.rollout.sampling.groups_per_step,
+            groups_per_step=groups_per_step,
             max_staleness=config.coordinator.max_staleness,
             num_steps=config.trainer.num_steps,
             max_attempts=config.coordinator.max_attempts,
+            max_replaced=replaced_batches * groups_per_step if algorithm.dynamic_sampling.mode == "filter" else 0,
+            is_useless=self.batcher.is_useless,
         )
         self.state = RunState(self.ledger)
         self.roster = Roster()

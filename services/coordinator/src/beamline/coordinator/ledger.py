@@ -9,7 +9,7 @@ A pure state machine: methods are synchronous, total and idempotent, and answer 
 `issued = trained + filtered + stale + failed + in_flight`.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from enum import StrEnum
 
 import msgspec
@@ -25,7 +25,10 @@ class End(StrEnum):
 
 
 class BatchPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The groups of one step, in the order in which they were issued, and those too old for it."""
+    """What is to be decided for a step: its groups, in the order in which they were issued, and those too old for it.
+
+    The groups are a batch, or useless ones that end before the batch is full.
+    """
 
     step: int
     groups: list[ScoredGroup]
@@ -48,17 +51,32 @@ class Ledger:
         max_staleness: policy versions by which a group may lag behind the policy that it trains.
         num_steps: after this many batches nothing is admitted.
         max_attempts: tries of a group.
+        max_replaced: so many groups of a step may end as useless before its batch is full, and make room for others.
+        is_useless: whether nothing can be learned from a group; asked where `max_replaced` is not 0.
     """
 
-    def __init__(self, *, groups_per_step: int, max_staleness: int, num_steps: int, max_attempts: int) -> None:
+    def __init__(
+        self,
+        *,
+        groups_per_step: int,
+        max_staleness: int,
+        num_steps: int,
+        max_attempts: int,
+        max_replaced: int = 0,
+        is_useless: Callable[[ScoredGroup], bool] = lambda group: False,
+    ) -> None:
         self._groups_per_step = groups_per_step
         self._max_staleness = max_staleness
         self._num_steps = num_steps
         self._max_attempts = max_attempts
+        self._max_replaced = max_replaced
+        self._is_useless = is_useless
         self._open: dict[str, _Open] = {}
         self._ended: dict[str, End] = {}
         self._ends: dict[End, int] = dict.fromkeys(End, 0)
         self._unloaded: dict[int, int] = {}
+        self._drawn = (0, 0, 0)
+        """Step, groups kept for it, groups filtered."""
         self.step = 0
         """Newest step whose policy update is recorded; also the newest policy version."""
         self.loaded_version = -1
@@ -132,7 +150,10 @@ class Ledger:
         return [prompt for prompt in self.unanswered() if prompt.deadline < now]
 
     def next_batch(self) -> BatchPlan | None:
-        """The next step's groups, when enough fresh ones are scored and the last batch is trained."""
+        """The next step's groups, when enough fresh ones are scored and the last batch is trained.
+
+        Before that, useless ones, as far as they may make room for others.
+        """
         if self.pending_step is not None:
             return None
         step = self.step + 1
@@ -140,12 +161,16 @@ class Ledger:
         scored = [group.scored for group in self._open.values() if group.scored is not None]
         fresh = sorted((s for s in scored if s.min_policy_version >= oldest), key=lambda s: s.group_id)
         stale = sorted(s.group_id for s in scored if s.min_policy_version < oldest)
-        if len(fresh) < self._groups_per_step:
-            return BatchPlan(step=step, groups=[], stale=stale) if stale else None
+        replaced = self._replaced(step, fresh)
+        if replaced or len(fresh) < self._groups_per_step:
+            return BatchPlan(step=step, groups=replaced, stale=stale) if replaced or stale else None
         return BatchPlan(step=step, groups=fresh[: self._groups_per_step], stale=stale)
 
     def record_batch(self, step: int, *, kept: list[str], filtered: list[str], stale: list[str]) -> None:
         """Bind the kept groups to a step; end the others."""
+        num_kept, num_filtered = self.num_drawn(step)
+        num_kept += sum(group_id in self._open and self._open[group_id].step is None for group_id in kept)
+        self._drawn = (step, num_kept, num_filtered + sum(group_id in self._open for group_id in filtered))
         for group_id in kept:
             if group_id in self._open:
                 self._open[group_id].step = step
@@ -155,6 +180,10 @@ class Ledger:
             self._end(group_id, End.STALE)
         if kept and step > self.step:
             self._unloaded[step] = len(filtered)
+
+    def num_drawn(self, step: int) -> tuple[int, int]:
+        """Groups that were kept for the newest step that anything was drawn for, and filtered; else 0 and 0."""
+        return self._drawn[1:] if self._drawn[0] == step else (0, 0)
 
     def batch(self, step: int) -> list[ScoredGroup]:
         """The kept groups of a batched step, in order of issue."""
@@ -192,6 +221,11 @@ class Ledger:
         """issued, in_flight, and one figure for each end."""
         ends = {end.value: count for end, count in self._ends.items()}
         return {"issued": len(self._ended) + len(self._open), **ends, "in_flight": len(self._open)}
+
+    def _replaced(self, step: int, fresh: list[ScoredGroup]) -> list[ScoredGroup]:
+        """Useless groups that end now, so that others are drawn in their place."""
+        left = self._max_replaced - self.num_drawn(step)[1]
+        return [group for group in fresh if self._is_useless(group)][:left] if left > 0 else []
 
     def _end(self, group_id: str, end: End) -> None:
         if self._open.pop(group_id, None) is None:

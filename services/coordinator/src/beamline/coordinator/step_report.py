@@ -41,6 +41,14 @@ def group_metrics(step: int, groups: list[ScoredGroup]) -> dict[str, float]:
     }
 
 
+def sampling_metrics(num_kept: int, num_filtered: int, groups_per_step: int) -> dict[str, float]:
+    """What a batch cost: groups that were drawn for it, and those that ended without use."""
+    return {
+        "sampling/batches_drawn": (num_kept + num_filtered) / groups_per_step,
+        "sampling/filtered_groups": float(num_filtered),
+    }
+
+
 def _environment_metrics(groups: list[ScoredGroup]) -> dict[str, float]:
     """What there is to say where an environment answers the policy."""
     answered = [group for group in groups if group.task.environment]
