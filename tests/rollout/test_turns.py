@@ -18,6 +18,7 @@ from beamline.protocol.blobs import RoutedExperts, Trajectories, VersionSpan, de
 from beamline.protocol.environment_config import EnvironmentSection
 from beamline.protocol.errors import ConfigError, Rejected
 from beamline.rollout.fake_engine import FakeEngine, routes, token_logprob
+from beamline.rollout.observations import Observations
 from beamline.rollout.service import started_environments
 from beamline.rollout.turns import Turns, turn_seed
 from rollout_bench import SHAPE, Bench
@@ -192,3 +193,15 @@ async def test_an_observation_becomes_a_message_of_the_chat(chat: ChatTokenizer,
     messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "a"}]
     whole = chat.encode_chat([*messages, {"role": "user", "content": "1"}])
     assert whole == chat.encode_chat(messages, add_generation_prompt=False)[:-1] + observed
+
+
+def test_the_policys_message_is_ended_for_it_where_a_stop_text_ended_its_turn(chat: ChatTokenizer) -> None:
+    observations = Observations(chat, "tool", {"reasoning_effort": "high"})
+    (end,) = chat.eos_token_ids
+    (cut_off, text), (ended, _) = observations.after([5], "ok"), observations.after([5, end], "ok")
+    assert cut_off == [end, *ended]
+    assert text == "\ntool\nok\nassistant\n"
+
+
+def test_an_observation_without_a_role_is_its_text_alone(chat: ChatTokenizer) -> None:
+    assert Observations(chat, "", {}).after([5], "5\n") == (chat.encode("5\n"), "5\n")

@@ -4,6 +4,7 @@ import os
 import time
 from typing import Any, cast
 
+from beamline.environments.calculator import Calculator
 from beamline.environments.environment import EpisodeTask, Start, Step
 
 
@@ -86,3 +87,21 @@ class Vowels(Planted):
     def step(self, text: str) -> Step:
         self.num_turns += 1
         return Step(observation=f" ({self.num_turns}) ", done=text[-1:] not in "aeiou")
+
+
+class FragileCalculator(Calculator):
+    """Breaks for an eighth of all samples, and takes its process down for one in fifty of the rest."""
+
+    def __init__(self) -> None:
+        self._seed = 0
+
+    def reset(self, task: EpisodeTask) -> Start:
+        self._seed = task.seed
+        return super().reset(task)
+
+    def step(self, text: str) -> Step:
+        if self._seed % 8 == 0:
+            raise LookupError("planted")
+        if self._seed % 50 == 1:
+            os.abort()
+        return super().step(text)
