@@ -15,7 +15,9 @@ VAGUE_NAMES = {"utils.py", "util.py", "helpers.py", "helper.py", "common.py", "m
 MAY_READ_ENVIRONMENT = {
     "libs/runtime/src/beamline/runtime/recipe.py",
     "services/coordinator/src/beamline/coordinator/cli.py",
+    "services/coordinator/src/beamline/coordinator/data_cli.py",
     "services/coordinator/src/beamline/coordinator/launch/run.py",
+    "services/coordinator/src/beamline/coordinator/launch/own_code.py",
     "services/rollout/src/beamline/rollout/environment.py",
     "services/trainer/src/beamline/trainer/environment.py",
     "services/trainer/src/beamline/trainer/megatron/distributed.py",

@@ -34,6 +34,33 @@ def refusal(config: RunConfig) -> str:
     return str(error.value)
 
 
+OWN = """
+from beamline.algorithms.losses import clipped_loss as loss
+def advantage(rewards):
+    return rewards
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_algorithm.py").write_text(OWN)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+
+def with_algorithm(config: RunConfig, **settings: str) -> RunConfig:
+    return replace(config, algorithm=replace(config.algorithm, **settings))
+
+
+@pytest.mark.usefixtures("own")
+def test_code_of_the_users_own_loads_where_it_is_called(config: RunConfig) -> None:
+    """A loss needs torch, which the trainer alone has; so would an advantage beside it, which the coordinator calls."""
+    preflight.check(with_algorithm(config, loss="own_algorithm:loss"))
+    text = refusal(with_algorithm(config, advantage="own_algorithm:advantage"))
+    assert text.startswith("algorithm.advantage=own_algorithm:advantage: own_algorithm cannot be imported (No module")
+    text = refusal(with_algorithm(config, loss="own_algorithm:lose"))
+    assert text == "algorithm.loss=own_algorithm:lose: own_algorithm has no function or class lose"
+
+
 def test_a_sound_configuration_passes(config: RunConfig, model: Path) -> None:
     preflight.check(config)
     preflight.check(with_model(config, model))
@@ -141,8 +168,15 @@ def test_a_folder_that_could_not_be_filled_is_taken_away(config: RunConfig, monk
 
 
 def test_proxies_and_foreign_python_settings_stay_outside() -> None:
-    base = {"PATH": "/bin", "HTTPS_PROXY": "http://proxy", "no_proxy": "x", "PYTHONPATH": "/elsewhere"}
+    base = {
+        "PATH": "/bin",
+        "HTTPS_PROXY": "http://proxy",
+        "no_proxy": "x",
+        "PYTHONHOME": "/elsewhere",
+        "PYTHONPATH": "/own",
+    }
     seen = local.environment(base, threads=3)
     assert seen["PATH"] == "/bin"
-    assert not {"HTTPS_PROXY", "no_proxy", "PYTHONPATH"} & seen.keys()
+    assert seen["PYTHONPATH"] == "/own", "a user's own advantage, loss, grader or environment is found there"
+    assert not {"HTTPS_PROXY", "no_proxy", "PYTHONHOME"} & seen.keys()
     assert seen["OMP_NUM_THREADS"] == "3"

@@ -1,6 +1,10 @@
-"""Code of the user's own, named in a recipe as `package.module:name`."""
+"""Code of the user's own, named in a recipe as `package.module:name`.
+
+`python -m beamline.runtime.plugins KEY PATH` says whether this interpreter can load it.
+"""
 
 import importlib
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -27,3 +31,16 @@ def load_plugin(key: str, path: str) -> Callable[..., Any]:
     if not callable(found):
         raise ConfigError(f"{key}={path}: {module_name} has no function or class {name}")
     return found
+
+
+def main() -> None:
+    """Load one; what is wrong with it is the last line on stderr."""
+    _, key, path = sys.argv
+    try:
+        load_plugin(key, path)
+    except ConfigError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -14,7 +14,7 @@ from beamline.protocol.errors import ConfigError
 CHECKOUT = Path(__file__).resolve().parents[6]
 """The folder that holds `services`."""
 
-_LEFT_OUT = ("PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV")
+_LEFT_OUT = ("PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV")
 
 type Command = Callable[[WorkerSpec], Sequence[str]]
 
@@ -44,8 +44,8 @@ def service_command(spec: WorkerSpec) -> Sequence[str]:
 def environment(base: Mapping[str, str], threads: int) -> dict[str, str]:
     """What a service's process sees: the user's environment, less what would lead it astray, and the run's own.
 
-    Proxies would catch loopback traffic; Python's own variables belong to the interpreter that is running now, and
-    without bytecode an engine imports for ten seconds more at every start.
+    Proxies would catch loopback traffic; Python's home belongs to the interpreter that is running now, and without
+    bytecode an engine imports for ten seconds more at every start. PYTHONPATH stays: a user's own code is found there.
     """
     kept = {
         name: value for name, value in base.items() if not name.lower().endswith("_proxy") and name not in _LEFT_OUT

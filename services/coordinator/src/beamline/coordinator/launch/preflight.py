@@ -2,9 +2,11 @@
 
 import json
 import socket
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from beamline.coordinator.launch.own_code import check_own_code
 from beamline.coordinator.loggers import make_loggers
 from beamline.models import tiny
 from beamline.models.chat import ChatTokenizer
@@ -16,6 +18,8 @@ from beamline.protocol.layout import check_layout
 ASSET = "asset:"
 CHAINED_SUMS = "task:chained-sums"
 ARCHITECTURES = ("BeamForCausalLM", "Qwen3MoeForCausalLM")
+MAX_CHECKED_ROWS = 20_000
+"""Of a data set; they are read in a second. `beamline data check` reads all."""
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 
@@ -25,6 +29,7 @@ def check(config: RunConfig) -> None:
     check_data(config.data)
     check_port(config.bus)
     make_loggers(config.run.loggers)
+    check_own_code(config)
 
 
 def check_port(bus: BusSection) -> None:
@@ -94,7 +99,7 @@ def check_data(data: DataSection) -> None:
 
 
 def check_prompts(key: str, path: str) -> None:
-    """One parquet file, by its columns and its first row; or a task that generates its problems."""
+    """One parquet file, by its columns and its first `MAX_CHECKED_ROWS` rows; or a task that generates its problems."""
     if path == CHAINED_SUMS:
         return
     if path.startswith("task:"):
@@ -104,10 +109,10 @@ def check_prompts(key: str, path: str) -> None:
             f"{key}={path} is not a file: prepare it with `beamline data prepare NAME --from FILE`, or give its path"
         )
     try:
-        first = next(read_rows(path), None)
+        num_rows = sum(1 for _ in islice(read_rows(path), MAX_CHECKED_ROWS))
     except ValueError as error:
-        raise ConfigError(f"{key}: {error}") from None
-    if first is None:
+        raise ConfigError(f"{key}: {error}; `beamline data check {path}` says all that is wrong with it") from None
+    if not num_rows:
         raise ConfigError(f"{key}={path} has no rows: give a file with at least one prompt")
 
 
