@@ -17,13 +17,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from beamline.algorithms.losses import PolicyLoss
+from beamline.models.routing import RoutingShape
 from beamline.trainer.batch import MicroBatch, Trajectory
 from beamline.trainer.megatron import distributed, gradients
 from beamline.trainer.megatron.build import Model, build_model
 from beamline.trainer.megatron.distributed import Layout, Ranks
 from beamline.trainer.megatron.optimizer import AdamWSettings
 from beamline.trainer.megatron.policy import MegatronPolicy
-from beamline.trainer.routing import RoutingShape
 
 LAYOUTS = {
     "alone": Layout(),
@@ -39,7 +39,7 @@ PIECES = (((0, 96),), ((1, 61), (0, 33)), ((1, 50),), ((0, 40), (1, 29)))
 type Tensors = dict[str, torch.Tensor]
 
 
-def trajectory(tokens_T: torch.Tensor, routes_TLK: torch.Tensor | None = None) -> Trajectory:
+def trajectory(tokens_T: torch.Tensor, routes_TLK: torch.Tensor | None = None, weight: float = 1.0) -> Trajectory:
     """All tokens but the first are loss tokens, advantage 1."""
     rest = len(tokens_T) - 1
     return Trajectory(
@@ -49,6 +49,7 @@ def trajectory(tokens_T: torch.Tensor, routes_TLK: torch.Tensor | None = None) -
         rollout_logprobs=np.zeros(rest, np.float32),
         advantage=1.0,
         policy_versions=np.zeros(rest, np.int64),
+        weight=weight,
         routes=None if routes_TLK is None else routes_TLK[:rest].to(torch.uint8).numpy(),
     )
 
@@ -59,17 +60,18 @@ def compute(model: Model, reference: Tensors) -> Tensors:
     shifted_STLK = (routes_STLK + 1) % RoutingShape.of(model.path).num_experts
     policy = MegatronPolicy(model, AdamWSettings(), temperature=1.0)
     rows = _own(model, range(len(tokens_ST)))
+    weight = 1 / (tokens_ST.shape[0] * (tokens_ST.shape[1] - 1))
 
     def pack(routes: torch.Tensor | None) -> list[MicroBatch]:
         routed = [None if routes is None else routes[row] for row in rows]
-        return [MicroBatch.pack([trajectory(tokens_ST[row], own)]) for row, own in zip(rows, routed, strict=True)]
+        pairs = zip(rows, routed, strict=True)
+        return [MicroBatch.pack([trajectory(tokens_ST[row], own, weight)]) for row, own in pairs]
 
     outputs = {f"export.{name}": tensor.clone() for name, tensor in policy.export()}
     outputs["shifted.logprobs"] = torch.stack(policy.logprobs(pack(shifted_STLK)))
     _check_pieces(policy, model, reference)
-    num_loss_tokens = tokens_ST.shape[0] * (tokens_ST.shape[1] - 1)
     for prefix, micro_batches in (("replayed.", pack(routes_STLK)), ("", pack(None))):
-        found = _update(policy, model, micro_batches, num_loss_tokens)
+        found = _update(policy, model, micro_batches)
         outputs.update({f"{prefix}{name}": tensor for name, tensor in found.items()})
     return {**outputs, "rows": torch.tensor(rows)}
 
@@ -79,10 +81,10 @@ def _own[T](model: Model, items: Sequence[T]) -> Sequence[T]:
     return items[model.groups.dp.rank() :: model.groups.dp.size()]
 
 
-def _update(policy: MegatronPolicy, model: Model, micro_batches: list[MicroBatch], num_loss_tokens: int) -> Tensors:
+def _update(policy: MegatronPolicy, model: Model, micro_batches: list[MicroBatch]) -> Tensors:
     """With old_logprobs equal to logprobs and advantage 1, the loss's gradient is that of the mean -logprob."""
     before = policy.logprobs(micro_batches)
-    found = policy.forward_backward(micro_batches, None, PolicyLoss(), num_loss_tokens)
+    found = policy.forward_backward(micro_batches, None, PolicyLoss())
     for ours, again in zip(before, found.logprobs, strict=True):
         torch.testing.assert_close(ours, again, rtol=0, atol=1e-5)
     parameters = list(model.module.named_parameters())
@@ -107,7 +109,7 @@ def _check_pieces(policy: MegatronPolicy, model: Model, reference: Tensors) -> N
 
     own = _own(model, PIECES)
     policy.take_route_counts()
-    found = policy.forward_backward([pack(piece) for piece in own], None, PolicyLoss(), 1)
+    found = policy.forward_backward([pack(piece) for piece in own], None, PolicyLoss())
     for _, parameter in model.module.named_parameters():
         parameter.grad = None
     for piece, logprobs_L in zip(own, found.logprobs, strict=True):

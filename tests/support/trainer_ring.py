@@ -119,6 +119,7 @@ class Ring:
             texts=[""] * len(lengths),
         )
         advantages = rng.normal(0, 1, len(lengths)).tolist()
+        rewards = rng.normal(0, 1, len(lengths)).tolist()
         if spoiled is not None:
             advantages[spoiled] = float("nan")
         group = m.TrainGroup(
@@ -127,6 +128,7 @@ class Ring:
             trajectories=await self.blobs.put(name, "trajectories", encode_blob(blob)),
             routed_experts=await self.blobs.put(name, "routed_experts", encode_blob(_routes(name, lengths, rng))),
             advantages=advantages,
+            rewards=rewards,
         )
         mini_batches = [
             m.MiniBatch(

@@ -116,8 +116,7 @@ def test_optimizer_state_of_another_model_is_refused_by_name(model_dir: Path):
 def test_updates_follow_adamw(model_dir: Path):
     """Against torch's own, unfused, on copies that are clipped by hand."""
     policy, step = build(model_dir), batch(1, VOCAB, 1)
-    micro_batches, n = step.mini_batches[0].micro_batches(10_000), step.mini_batches[0].num_loss_tokens
-    policy.forward_backward(micro_batches, None, PolicyLoss(), n)
+    policy.forward_backward(step.mini_batches[0].micro_batches(10_000), None, PolicyLoss())
     named = dict(policy._model.module.named_parameters())
     copies = {name: p.detach().clone().requires_grad_() for name, p in named.items()}
     for name, copy in copies.items():
@@ -138,7 +137,7 @@ def test_nan_in_a_gradient_leaves_weights_and_optimizer_as_they_were(model_dir: 
     policy, step = build(model_dir), batch(1, VOCAB, 1)
     before = weights(policy)
     mini_batch = step.mini_batches[0]
-    policy.forward_backward(mini_batch.micro_batches(10_000), None, PolicyLoss(), mini_batch.num_loss_tokens)
+    policy.forward_backward(mini_batch.micro_batches(10_000), None, PolicyLoss())
     next(policy._model.module.parameters()).grad.view(-1)[0] = float("nan")
     with pytest.raises(NotFinite, match="gradient norm is nan"):
         policy.optimizer_step(1e-2)
@@ -167,8 +166,8 @@ def test_bfloat16_trains_on_float32_main_weights_and_keeps_the_router_float32(mo
 
 def test_every_loss_token_has_the_entropy_of_its_distribution(model_dir: Path):
     policy, step = build(model_dir), batch(1, VOCAB, 1)
-    found = policy.forward_backward(step.mini_batches[0].micro_batches(10_000), None, PolicyLoss(), 1)
-    mean = found.entropy_sum / step.mini_batches[0].num_loss_tokens
+    found = policy.forward_backward(step.mini_batches[0].micro_batches(10_000), None, PolicyLoss())
+    mean = found.sums.entropy / sum(len(logprobs_L) for logprobs_L in found.logprobs)
     assert 0 < mean < np.log(VOCAB)
 
 
@@ -206,16 +205,16 @@ def planted(num_tokens: list[int]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
 def test_corrections_weight_the_gradient_and_masked_tokens_have_none(model_dir: Path):
     """Gradients with a correction are those of a plain loss whose advantages are multiplied by the known weights."""
     policy, step = build(model_dir), batch(1, VOCAB, 1)
-    (plain,), n = step.mini_batches[0].micro_batches(10_000), step.mini_batches[0].num_loss_tokens
+    (plain,) = step.mini_batches[0].micro_batches(10_000)
     own_L = policy.logprobs([plain])[0].numpy()
     mismatch_L, weights = planted(np.bincount(plain.sequences_L).tolist())
     apart = replace(plain, rollout_logprobs_L=(own_L - mismatch_L).astype(np.float32))
 
     def gradient(micro_batch: MicroBatch, off_policy: OffPolicy) -> tuple[torch.Tensor, float]:
-        found = policy.forward_backward([micro_batch], None, PolicyLoss(off_policy=off_policy), n)
+        found = policy.forward_backward([micro_batch], None, PolicyLoss(off_policy=off_policy))
         parts = [p.grad.flatten().clone() for p in policy._model.module.parameters() if p.grad is not None]
         policy._optimizer.clear()
-        return torch.cat(parts), found.loss
+        return torch.cat(parts), found.sums.loss
 
     for name, off_policy in CORRECTIONS.items():
         weighted = replace(plain, advantages_L=(plain.advantages_L * weights[name]).astype(np.float32))

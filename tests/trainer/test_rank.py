@@ -59,7 +59,8 @@ def test_micro_batches_of_padding_change_nothing():
     padded = Rank(many, BusyPeer(), SETTINGS).train(MESSAGE, share(), lr=0.5)
     torch.testing.assert_close(many.table_VV, few.table_VV, rtol=1e-12, atol=0)
     assert padded["policy/num_micro_batches"] == 14
-    for name in stats.keys() - {"policy/num_micro_batches", "tokens/trained"}:
+    assert (stats["packing/waste"], padded["packing/waste"]) == (0, 8 / (padded["tokens/trained"] + 8))
+    for name in stats.keys() - {"policy/num_micro_batches", "packing/waste"}:
         if not name.startswith("timing/"):
             assert padded[name] == pytest.approx(stats[name]), name
 

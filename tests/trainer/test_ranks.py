@@ -9,11 +9,13 @@ from asyncio.subprocess import Process
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from beamline.models import tiny
+from beamline.protocol.algorithm_config import AlgorithmSection, KLSection
 from beamline.protocol.config import (
     DataSection,
     OptimizerSection,
@@ -30,6 +32,13 @@ from trainer_ring import START_S, STEP_S, Ring, open_ring
 CONFIG = RunConfig(
     data=DataSection(max_prompt_tokens=64), rollout=RolloutSection(sampling=SamplingSection(max_response_tokens=64))
 )
+EVERYTHING = AlgorithmSection(
+    loss="gspo",
+    reduction="sequence_mean",
+    entropy_coefficient=0.05,
+    kl=KLSection(coefficient=0.01, estimator="k2", place="reward"),
+)
+"""What ranks have to agree on: a reference of their own shards, rewards, weights, and a second gradient of the head."""
 # Adam divides by a gradient's own size: with a small eps it makes much of rounding where gradients are nearly zero.
 OPTIMIZER = OptimizerSection(lr=1e-2, eps=1e-2)
 LENGTHS = (60, 40, 33, 35, 38, 30, 50, 20, 45, 12)
@@ -81,7 +90,7 @@ def alive(pids: list[int]) -> list[int]:
 
 async def train(model: str, layout: str, folder: Path) -> Trained:
     async with open_ring(folder, SPECS[model]) as ring:
-        process = await ring.start(trainer(layout), CONFIG)
+        process = await ring.start(trainer(layout), msgspec.structs.replace(CONFIG, algorithm=EVERYTHING))
         update = await ring.update(START_S)
         stats: list[dict[str, float]] = []
         for step in (1, 2):
@@ -113,8 +122,10 @@ def test_every_layout_trains_the_policy_of_one_rank(alone: dict[str, Trained], m
     ours, one = asyncio.run(train(model, layout, tmp_path)), alone[model]
     for mine, expected in zip(ours.stats, one.stats, strict=True):
         assert mine["policy/grad_norm"] > 0 and mine["routing/fallback_share"] == 0
-        for name in expected.keys() - {"policy/num_micro_batches", "tokens/trained"}:
-            if not name.startswith("timing/"):
+        assert mine["policy/kl"] > 0 > mine["loss/entropy"]
+        assert mine["packing/waste"] < 0.05
+        for name in expected.keys() - {"policy/num_micro_batches"}:
+            if not name.startswith(("timing/", "packing/")):
                 assert mine[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-6), name
     assert ours.canary == pytest.approx(one.canary, abs=1e-5)
     assert ours.weights.keys() == one.weights.keys() == ours.stored.keys()

@@ -11,13 +11,13 @@ import torch
 
 from beamline.algorithms.losses import PolicyLoss
 from beamline.models import tiny
+from beamline.models.routing import RoutingShape
 from beamline.trainer.batch import MicroBatch, MiniBatch, Trajectory
 from beamline.trainer.megatron import distributed, replay
 from beamline.trainer.megatron.build import build_model
 from beamline.trainer.megatron.distributed import Layout, Ranks
 from beamline.trainer.megatron.optimizer import AdamWSettings
 from beamline.trainer.megatron.policy import MegatronPolicy
-from beamline.trainer.routing import RoutingShape
 from beamline.trainer.train_step import StepConfig, train_step
 from trainer_batches import batch
 
@@ -66,7 +66,7 @@ def live_routes(policy: MegatronPolicy, mini_batch: MiniBatch, monkeypatch: pyte
     for t in mini_batch.trajectories:
         micro_batch = MicroBatch.pack([t])
         with recorded(monkeypatch) as found:
-            policy.forward_backward([micro_batch], None, PolicyLoss(), 1)
+            policy.forward_backward([micro_batch], None, PolicyLoss())
         policy._optimizer.clear()
         routes = np.zeros((len(t.tokens) - 1, shape.num_layers, shape.top_k), np.uint8)
         for layer, (ids,) in found.items():
@@ -78,7 +78,7 @@ def live_routes(policy: MegatronPolicy, mini_batch: MiniBatch, monkeypatch: pyte
 
 
 def gradients(policy: MegatronPolicy, micro_batches: list[MicroBatch]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    logprobs = policy.forward_backward(micro_batches, None, PolicyLoss(), 100).logprobs
+    logprobs = policy.forward_backward(micro_batches, None, PolicyLoss()).logprobs
     named = {name: p.grad.clone() for name, p in policy._model.module.named_parameters() if p.grad is not None}
     policy._optimizer.clear()
     return torch.cat(logprobs), named
@@ -151,9 +151,7 @@ def test_trajectories_without_routes_are_routed_live_and_counted(model_dir: Path
 def test_a_train_step_counts_every_token_once(model_dir: Path, monkeypatch: pytest.MonkeyPatch):
     live, policy = build(model_dir), build(model_dir, recompute=True)
     step = batch(1, 512, 2)
-    minis = tuple(
-        MiniBatch(tuple(live_routes(live, mini, monkeypatch)), mini.num_loss_tokens) for mini in step.mini_batches
-    )
+    minis = tuple(MiniBatch(tuple(live_routes(live, mini, monkeypatch))) for mini in step.mini_batches)
     metrics = train_step(policy, replace(step, mini_batches=minis), StepConfig(PolicyLoss(), 90, 1e-3)).metrics()
     assert metrics["policy/num_micro_batches"] > 2
     assert metrics["routing/fallback_share"] == 0

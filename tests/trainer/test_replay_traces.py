@@ -3,12 +3,11 @@
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from beamline.models import tiny
+from beamline.models.routing import RoutingShape
 from beamline.protocol import messages as m
 from beamline.protocol.blobs import (
     RoutedExperts,
@@ -21,13 +20,14 @@ from beamline.protocol.blobs import (
 )
 from beamline.protocol.errors import BlobError
 from beamline.runtime.memory_blobs import MemoryBlobStore
-from beamline.trainer.assemble import assemble
+from beamline.trainer.assemble import Reading, assemble
 from beamline.trainer.batch import MicroBatch
-from beamline.trainer.routing import RouteCounts, RoutingShape, TraceError, traces
+from beamline.trainer.routing import RouteCounts, traces
 
 SHAPE = RoutingShape(num_layers=3, top_k=2, num_experts=8, sparse_layers=(1, 2))
 LENGTHS = [7, 5]
 """Tokens of each trajectory, of which three are the prompt's."""
+NUM_ROWS = [length - 1 for length in LENGTHS]
 
 
 def ids(seed: int = 0, dtype: str = "u1") -> np.ndarray:
@@ -57,10 +57,10 @@ def changed(row: int, layer: int, experts: list[int]) -> np.ndarray:
     return found
 
 
-@pytest.mark.parametrize("dtype", ["u1", "u2"])
-def test_every_trajectory_gets_its_rows(dtype: str):
+@pytest.mark.parametrize(("dtype", "num_experts"), [("u1", 8), ("u2", 300)])
+def test_every_trajectory_gets_its_rows(dtype: str, num_experts: int):
     whole = ids(dtype=dtype)
-    first, second = traces(blob(whole), "g0", LENGTHS, SHAPE)
+    first, second = traces(blob(whole), "g0", NUM_ROWS, replace(SHAPE, num_experts=num_experts))
     assert np.array_equal(first, whole[:6])
     assert np.array_equal(second, whole[6:])
     assert first.itemsize == np.dtype(dtype).itemsize
@@ -69,28 +69,21 @@ def test_every_trajectory_gets_its_rows(dtype: str):
 @pytest.mark.parametrize(
     ("bad", "words"),
     [
-        (blob(ids(), [6, 6]), "trajectory 0: 5 rows, expected 6 for its 7 tokens"),
-        (blob(ids(), [7, 3, 3]), "3 trajectories, expected 2"),
-        (blob(ids()[:, :2]), "2 layers of 2 experts a token, expected 3 of 2"),
-        (blob(ids()[..., :1]), "3 layers of 1 experts a token, expected 3 of 2"),
+        (blob(ids(), [6, 6]), "trajectory 0: expected 6 rows, found 5"),
+        (blob(ids(), [7, 3, 3]), "expected 2 trajectories, found 3"),
+        (blob(ids()[:, :2]), "trajectory 0: expected 3 layers of 2 experts a token as uint8, found 2 of 2"),
+        (blob(ids()[..., :1]), "expected 3 layers of 2 experts a token as uint8, found 3 of 1"),
         (
             blob(changed(7, 2, [1, 8])),
-            r"trajectory 1: row 1 of layer 2 has experts \[1, 8\], expected 2 different ones",
+            r"trajectory 1: expected 2 different experts below 8 in row 1, layer 2, found \[1, 8\]",
         ),
-        (blob(changed(5, 1, [0, 0])), r"trajectory 0: row 5 of layer 1 has experts \[0, 0\]"),
+        (blob(changed(5, 1, [0, 0])), r"trajectory 0: expected .* in row 5, layer 1, found \[0, 0\]"),
         (blob(ids(), group_id="g9"), "of group g9, expected those of group g0"),
     ],
 )
 def test_what_does_not_fit_is_named(bad: RoutedExperts, words: str):
-    with pytest.raises(TraceError, match=f"^routed experts .*{words}"):
-        traces(bad, "g0", LENGTHS, SHAPE)
-
-
-def test_the_shape_is_the_model_s(tmp_path: Path):
-    tiny.build(tiny.TINY_BEAM, tmp_path / "beam", seed=0)
-    tiny.build(tiny.TINY_QWEN3_MOE, tmp_path / "qwen", seed=0)
-    assert RoutingShape.of(tmp_path / "beam") == RoutingShape(4, 4, 16, (1, 2, 3))
-    assert RoutingShape.of(tmp_path / "qwen") == RoutingShape(4, 4, 16, (0, 1, 2, 3))
+    with pytest.raises(BlobError, match=f"^routed experts .*{words}"):
+        traces(bad, "g0", NUM_ROWS, SHAPE)
 
 
 class Store:
@@ -132,7 +125,7 @@ class Store:
 
 async def test_traces_reach_the_trajectories_and_pack_without_their_last_rows():
     store = Store()
-    batch = await assemble(await store.batch(encode_blob(blob(ids()))), store.blobs, routing=SHAPE)
+    batch = await assemble(await store.batch(encode_blob(blob(ids()))), store.blobs, how=Reading(routing=SHAPE))
     first, second = batch.mini_batches[0].trajectories
     assert np.array_equal(first.routes, ids()[:6])
     assert np.array_equal(second.routes, ids(1)[:6])
@@ -154,19 +147,23 @@ async def test_a_run_without_replay_reads_no_traces():
     ("spoil", "words"),
     [
         (lambda: encode_blob(blob(ids()))[:-5], "are not a RoutedExperts blob"),
-        (lambda: encode_blob(blob(ids(), [6, 6])), "trajectory 0: 5 rows, expected 6"),
-        (lambda: encode_blob(blob(changed(0, 1, [200, 1]))), r"trajectory 0: row 0 of layer 1 has experts \[200, 1\]"),
+        (lambda: encode_blob(blob(ids(), [6, 6])), "trajectory 0: expected 6 rows, found 5"),
+        (
+            lambda: encode_blob(blob(changed(0, 1, [200, 1]))),
+            r"trajectory 0: expected .* in row 0, layer 1, found \[200, 1\]",
+        ),
     ],
 )
 async def test_a_group_with_a_bad_trace_fails_and_the_rest_is_trained(spoil: Callable[[], bytes], words: str):
-    """On all ranks alike: their denominators must agree."""
+    """On all ranks alike: their weights must agree."""
     store = Store()
     message = await store.batch(spoil())
-    shares = [await assemble(message, store.blobs, rank, SHAPE) for rank in range(2)]
+    shares = [await assemble(message, store.blobs, rank, Reading(routing=SHAPE)) for rank in range(2)]
     for share in shares:
         assert list(share.failed_groups) == ["g0"]
         assert re.search(words, share.failed_groups["g0"])
-        assert [mini_batch.num_loss_tokens for mini_batch in share.mini_batches] == [4, 2]
+    weights = [[t.weight for mini in share.mini_batches for t in mini.trajectories] for share in shares]
+    assert weights == [[1 / 4], [1 / 2]]
     assert [len(mini_batch.trajectories) for share in shares for mini_batch in share.mini_batches] == [1, 0, 0, 1]
 
 
@@ -176,7 +173,7 @@ async def test_a_batch_of_which_nothing_is_left_is_refused_by_name():
     for group in message.groups:
         await store.blobs.release(group.group_id)
     with pytest.raises(BlobError, match=r"step 3: none of its groups can be trained: .*g0.*g1"):
-        await assemble(message, store.blobs, routing=SHAPE)
+        await assemble(message, store.blobs, how=Reading(routing=SHAPE))
 
 
 def test_counts_become_shares():

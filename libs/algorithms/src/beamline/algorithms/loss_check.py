@@ -18,7 +18,8 @@ def checked_loss(name: str, surrogate: Callable[..., object]) -> Surrogate:
         name: of the setting's value, for messages.
 
     Raises:
-        LossError: on a call whose function raised, or whose answer is no TokenLoss of one entry a token.
+        LossError: on a call whose function raised, or whose answer is no TokenLoss of one entry a token, or whose loss
+            is NaN or infinite where log-probabilities and advantages are numbers.
     """
 
     def checked(
@@ -43,6 +44,12 @@ def checked_loss(name: str, surrogate: Callable[..., object]) -> Surrogate:
                     f"algorithm.loss={name}: {part} is {shape}, expected a tensor of one entry a token, "
                     f"{tuple(logprobs_L.shape)}"
                 )
+        num_bad = int((~found.loss_L.isfinite()).sum())
+        if num_bad and logprobs_L.isfinite().all() and advantages_L.isfinite().all():
+            raise LossError(
+                f"algorithm.loss={name}: loss_L is NaN or infinite at {num_bad} of {len(logprobs_L)} tokens, whose "
+                "log-probabilities and advantages are finite numbers"
+            )
         return found
 
     return checked

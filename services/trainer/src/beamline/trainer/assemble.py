@@ -1,46 +1,65 @@
 """From a TrainBatch to trajectories in memory: fetches its groups' blobs, and leaves out damaged groups."""
 
 import asyncio
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from beamline.algorithms.reductions import Reduction, token_mean
+from beamline.models.routing import RoutingShape, num_trace_rows
 from beamline.protocol.blobs import RoutedExperts, Trajectories, decode_blob
 from beamline.protocol.errors import BeamlineError, BlobError, ProtocolError
 from beamline.protocol.messages import MiniBatch as MiniBatchPlan
 from beamline.protocol.messages import Place, TrainBatch, TrainGroup
 from beamline.runtime.blob_store import BlobStore
-from beamline.trainer.batch import Batch, MiniBatch, Trajectory
-from beamline.trainer.routing import RoutingShape, TraceError, traces
+from beamline.trainer.batch import Batch, Group, MiniBatch, Trajectory
+from beamline.trainer.routing import traces
 
 
-async def assemble(message: TrainBatch, blobs: BlobStore, rank: int = 0, routing: RoutingShape | None = None) -> Batch:
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How a run reads its batches."""
+
+    reduction: Reduction = token_mean
+    max_response_tokens: int = 0
+    """For the reduction that divides by it."""
+    routing: RoutingShape | None = None
+    """The model's, for a run that replays routes; None reads none."""
+    rewards: bool = False
+    """Advantages are made again, so every group has to tell its rewards."""
+
+
+PLAIN = Reading()
+
+
+async def assemble(message: TrainBatch, blobs: BlobStore, rank: int = 0, how: Reading = PLAIN) -> Batch:
     """The batch of one data-parallel rank.
 
     A group whose blobs are gone, damaged or do not fit each other or the model is left out, by all ranks alike, and
     named in `failed_groups`.
 
-    Args:
-        routing: the model's, for a run that replays routes; None reads none.
-
     Raises:
         BlobError: no group with loss tokens is left.
-        ProtocolError: a mini-batch asks for a trajectory or advantage that is not there.
+        ProtocolError: a mini-batch asks for a trajectory or advantage that is not there, or rewards are missing.
     """
+    if how.rewards:
+        _check_rewards(message)
     data_sources = sorted({group.data_source for group in message.groups})
     found = await asyncio.gather(
-        *(_read(group, data_sources.index(group.data_source), blobs, routing) for group in message.groups)
+        *(_read(group, data_sources.index(group.data_source), blobs, how.routing) for group in message.groups)
     )
-    groups = [group if isinstance(group, Columns) else None for group in found]
+    columns = [one if isinstance(one, Columns) else None for one in found]
     failed = {
         group.group_id: str(why)
         for group, why in zip(message.groups, found, strict=True)
         if isinstance(why, BeamlineError)
     }
-    mini_batches = [_mini_batch(message, plan, groups, rank) for plan in message.mini_batches]
+    mini_batches = [_mini_batch(message, plan, columns, rank, how) for plan in message.mini_batches]
     left = tuple(mini_batch for mini_batch in mini_batches if mini_batch is not None)
     if not left:
         raise BlobError(f"step {message.step}: none of its groups can be trained: {'; '.join(failed.values())}")
-    return Batch(message.step, left, tuple(data_sources), failed)
+    groups = tuple(_group(group, own is not None) for group, own in zip(message.groups, columns, strict=True))
+    return Batch(message.step, left, tuple(data_sources), groups, failed)
 
 
 class Columns:
@@ -65,9 +84,9 @@ class Columns:
         """One array a trajectory; empty where nothing is replayed."""
 
     @property
-    def lengths(self) -> list[int]:
-        """Prompt and response tokens of each trajectory."""
-        return (np.diff(self.ends) + len(self.prompt)).tolist()
+    def num_trace_rows(self) -> list[int]:
+        """Of each trajectory, where its routed experts were recorded."""
+        return [num_trace_rows(len(self.prompt), length) for length in np.diff(self.ends).tolist()]
 
     def num_loss_tokens(self, sample: int) -> int:
         return int(self.loss_mask[self.ends[sample] : self.ends[sample + 1]].sum())
@@ -111,28 +130,49 @@ async def _read(
         columns = Columns(decode_blob(Trajectories, await blobs.get(group.trajectories)), data_source)
         if routing is not None and group.routed_experts is not None:
             routed = decode_blob(RoutedExperts, await blobs.get(group.routed_experts))
-            columns.routes = traces(routed, group.group_id, columns.lengths, routing)
-    except (BlobError, ProtocolError, TraceError) as error:
+            columns.routes = traces(routed, group.group_id, columns.num_trace_rows, routing)
+    except (BlobError, ProtocolError) as error:
         return error
     return columns
 
 
-def _mini_batch(message: TrainBatch, plan: MiniBatchPlan, groups: list[Columns | None], rank: int) -> MiniBatch | None:
+def _check_rewards(message: TrainBatch) -> None:
+    for group in message.groups:
+        for sample, advantage in enumerate(group.advantages):
+            if advantage is not None and (sample >= len(group.rewards) or group.rewards[sample] is None):
+                raise ProtocolError(
+                    f"step {message.step}: group {group.group_id}, sample {sample} has an advantage and no reward; "
+                    "algorithm.kl.place=reward makes the one from the other"
+                )
+
+
+def _group(group: TrainGroup, is_read: bool) -> Group:
+    return Group(group.group_id, tuple(group.rewards) if is_read else (None,) * len(group.rewards))
+
+
+def _mini_batch(
+    message: TrainBatch, plan: MiniBatchPlan, groups: list[Columns | None], rank: int, how: Reading
+) -> MiniBatch | None:
     """A rank's share, without the groups that failed; None where that leaves no rank a loss token."""
     if not 0 <= rank < len(plan.ranks):
         raise ProtocolError(f"step {message.step}: a batch for {len(plan.ranks)} ranks has no share for rank {rank}")
-    trajectories: list[Trajectory] = []
-    num_loss_tokens = 0
-    for share, places in enumerate(plan.ranks):
-        for place in places:
-            advantage = _advantage(message, place)
-            group = groups[place.group]
-            if group is None:
-                continue
-            num_loss_tokens += group.num_loss_tokens(place.sample)
-            if share == rank:
-                trajectories.append(group.trajectory(place.sample, advantage))
-    return MiniBatch(tuple(trajectories), num_loss_tokens) if num_loss_tokens else None
+    dealt = [
+        (share, place, _advantage(message, place), groups[place.group])
+        for share, places in enumerate(plan.ranks)
+        for place in places
+    ]
+    there = [(share, place, advantage, group) for share, place, advantage, group in dealt if group is not None]
+    num_tokens_N = [group.num_loss_tokens(place.sample) for _, place, _, group in there]
+    if not sum(num_tokens_N):
+        return None
+    prompt_N = [place.group for _, place, _, _ in there]
+    weights_N = how.reduction(num_tokens_N, prompt_N, how.max_response_tokens)
+    trajectories = [
+        replace(group.trajectory(place.sample, advantage), weight=weight, place=(place.group, place.sample))
+        for (share, place, advantage, group), weight in zip(there, weights_N.tolist(), strict=True)
+        if share == rank
+    ]
+    return MiniBatch(tuple(trajectories))
 
 
 def _advantage(message: TrainBatch, place: Place) -> float:

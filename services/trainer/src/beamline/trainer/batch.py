@@ -5,7 +5,7 @@ token.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -30,6 +30,10 @@ class Trajectory:
     """Index into `Batch.data_sources`."""
     routes: np.ndarray | None = None
     """uint8 or uint16 [tokens - 1, layers, experts a token]: the engine's choice; None is routed live."""
+    weight: float = 1.0
+    """Of each of its loss tokens in the mini-batch's loss, as the run's reduction says."""
+    place: tuple[int, int] = (0, 0)
+    """Its group in the batch, and its sample in the group."""
 
     @property
     def num_loss_tokens(self) -> int:
@@ -63,12 +67,18 @@ class MicroBatch:
     """float32"""
     advantages_L: np.ndarray
     """float32: the trajectory's, at each of its loss tokens."""
+    weights_L: np.ndarray
+    """float64: the trajectory's. A mini-batch's loss is the sum of weight x loss over its tokens, on all ranks."""
     policy_versions_L: np.ndarray
     """int64: the policy that each loss token was sampled from."""
     sequences_L: np.ndarray
     """int64: the trajectory of each loss token, an index into `lengths`."""
+    places: tuple[tuple[int, int], ...]
+    """Of each trajectory, `Trajectory.place`."""
     data_sources: tuple[int, ...]
     """Of each trajectory, indices into `Batch.data_sources`."""
+    num_padding: int
+    """Tokens of T that are there for other ranks' sake alone."""
     routes_TLK: np.ndarray | None
     """uint8 or uint16; None where no trajectory has routes."""
     routed_T: np.ndarray
@@ -105,12 +115,19 @@ class MicroBatch:
             targets_L=tokens_T[rows_L + 1],
             rollout_logprobs_L=np.concatenate([t.rollout_logprobs[t.loss_mask] for t in trajectories]),
             advantages_L=np.array([t.advantage for t in trajectories], np.float32)[sequences_L],
+            weights_L=np.array([t.weight for t in trajectories], np.float64)[sequences_L],
             policy_versions_L=np.concatenate([t.policy_versions[t.loss_mask] for t in trajectories]),
             sequences_L=sequences_L,
+            places=tuple(t.place for t in trajectories),
             data_sources=tuple(t.data_source for t in trajectories),
+            num_padding=sum(len(t.tokens) for t in trajectories if t is PADDING),
             routes_TLK=_pack_routes(trajectories, starts, len(tokens_T)),
             routed_T=np.concatenate([_routed(t) for t in trajectories]),
         )
+
+    def live(self) -> "MicroBatch":
+        """Without routes: a model that reads it chooses its own experts."""
+        return replace(self, routes_TLK=None, routed_T=np.zeros_like(self.routed_T))
 
 
 def _pack_routes(trajectories: Sequence[Trajectory], starts: np.ndarray, num_tokens: int) -> np.ndarray | None:
@@ -131,22 +148,11 @@ def _routed(trajectory: Trajectory) -> np.ndarray:
 
 @dataclass(frozen=True)
 class MiniBatch:
-    """This rank's trajectories of one optimizer update.
-
-    Raises ValueError for one without loss tokens: it would have no gradient.
-    """
+    """This rank's trajectories of one optimizer update; it may have none where others do."""
 
     trajectories: tuple[Trajectory, ...]
-    num_loss_tokens: int
-    """Of the whole mini-batch, over all ranks: the denominator of token_mean."""
     num_micro_batches: int = 1
     """At least so many, for another rank has them, and the ranks' layers meet in every micro-batch."""
-
-    def __post_init__(self) -> None:
-        if self.num_loss_tokens <= 0:
-            raise ValueError(
-                f"a mini-batch of {len(self.trajectories)} trajectories has no loss tokens: nothing to train"
-            )
 
     def micro_batches(self, max_tokens: int) -> list[MicroBatch]:
         """Few, evenly filled micro-batches of at most `max_tokens` tokens.
@@ -160,6 +166,15 @@ class MiniBatch:
 
 
 @dataclass(frozen=True)
+class Group:
+    """A prompt group of the batch."""
+
+    group_id: str
+    rewards: tuple[float | None, ...]
+    """What its advantages are made of; all None where the group is left out."""
+
+
+@dataclass(frozen=True)
 class Batch:
     """Turns policy `step - 1` into policy `step`."""
 
@@ -167,5 +182,7 @@ class Batch:
     mini_batches: tuple[MiniBatch, ...]
     data_sources: tuple[str, ...]
     """Where the step's prompts come from; the same on every rank."""
+    groups: tuple[Group, ...] = ()
+    """Whose trajectories are dealt out; of all of them, as places count them."""
     failed_groups: dict[str, str] = field(default_factory=dict)
     """Groups of the step that are left out, by id: what is wrong with their blobs."""

@@ -8,8 +8,9 @@ from safetensors.torch import load_file, save_file
 
 from beamline.algorithms.losses import PolicyLoss
 from beamline.trainer.batch import MicroBatch
-from beamline.trainer.policy import ForwardBackward, NotFinite, token_loss
+from beamline.trainer.policy import ForwardBackward, NotFinite
 from beamline.trainer.routing import RouteCounts
+from beamline.trainer.weighted_loss import LossSums, weighted_loss
 
 
 class FakePolicy:
@@ -18,11 +19,15 @@ class FakePolicy:
     def __init__(self, vocab_size: int, seed: int = 0) -> None:
         generator = torch.Generator().manual_seed(seed)
         self.table_VV = torch.randn(vocab_size, vocab_size, generator=generator, dtype=torch.float64).requires_grad_()
+        self.reference_VV = self.table_VV.detach().clone()
         self.num_updates = 0
 
     def logprobs(self, micro_batches: Sequence[MicroBatch]) -> list[torch.Tensor]:
         with torch.no_grad():
-            return [self._logprobs(micro_batch)[0] for micro_batch in micro_batches]
+            return [self._read(self.table_VV, micro_batch)[0] for micro_batch in micro_batches]
+
+    def reference_logprobs(self, micro_batches: Sequence[MicroBatch]) -> list[torch.Tensor]:
+        return [self._read(self.reference_VV, micro_batch)[0] for micro_batch in micro_batches]
 
     def score(self, tokens: Sequence[int]) -> list[float]:
         return self.logprobs([MicroBatch.of_tokens(tokens)])[0].tolist()
@@ -32,26 +37,23 @@ class FakePolicy:
         micro_batches: Sequence[MicroBatch],
         old_logprobs: Sequence[torch.Tensor] | None,
         loss: PolicyLoss,
-        num_loss_tokens: int,
+        ref_logprobs: Sequence[torch.Tensor] | None = None,
     ) -> ForwardBackward:
         found: list[torch.Tensor] = []
-        loss_sum = entropy_sum = ratio_sum = 0.0
-        num_clipped = 0
+        sums_M7: list[torch.Tensor] = []
         for index, micro_batch in enumerate(micro_batches):
-            logprobs_L, entropy_L = self._logprobs(micro_batch)
+            logprobs_L, entropy_L = self._read(self.table_VV, micro_batch)
             old_L = None if old_logprobs is None else old_logprobs[index]
-            tokens = token_loss(loss, micro_batch, logprobs_L, old_L)
-            mean = tokens.loss_L.sum() / num_loss_tokens
-            mean.backward()
+            ref_L = None if ref_logprobs is None else ref_logprobs[index]
+            part, sums = weighted_loss(loss, micro_batch, logprobs_L, entropy_L, old_L, ref_L)
+            part.backward()
             found.append(logprobs_L.detach())
-            loss_sum += mean.item()
-            entropy_sum += entropy_L.sum().item()
-            ratio_sum += tokens.ratio_L.sum().item()
-            num_clipped += int(tokens.clipped_L.sum())
-        if not abs(loss_sum) < float("inf"):
+            sums_M7.append(sums)
+        sums = LossSums(*torch.stack(sums_M7).sum(0).tolist())
+        if not abs(sums.loss) < float("inf"):
             self.table_VV.grad = None
-            raise NotFinite(f"loss is {loss_sum}")
-        return ForwardBackward(found, loss_sum, entropy_sum, ratio_sum, num_clipped)
+            raise NotFinite(f"loss is {sums.loss}")
+        return ForwardBackward(found, sums)
 
     def optimizer_step(self, lr: float) -> float:
         assert self.table_VV.grad is not None
@@ -75,8 +77,9 @@ class FakePolicy:
         with torch.no_grad():
             self.table_VV.copy_(load_file(directory / "policy" / "model.safetensors")["table.weight"])
 
-    def _logprobs(self, micro_batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    @staticmethod
+    def _read(table_VV: torch.Tensor, micro_batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         before = torch.from_numpy(micro_batch.tokens_T)[torch.from_numpy(micro_batch.rows_L)]
-        rows_LV = self.table_VV[before].log_softmax(-1)
-        entropy_L = -(rows_LV.exp() * rows_LV).sum(-1).detach()
+        rows_LV = table_VV[before].log_softmax(-1)
+        entropy_L = -(rows_LV.exp() * rows_LV).sum(-1)
         return rows_LV.gather(1, torch.from_numpy(micro_batch.targets_L)[:, None])[:, 0], entropy_L

@@ -11,7 +11,7 @@ from torch._C._distributed_c10d import TCPStore
 from beamline.protocol.config import Placement, RunConfig
 from beamline.runtime.service import ServiceContext
 from beamline.trainer.commands import Join
-from beamline.trainer.loss import policy_loss
+from beamline.trainer.loss import policy_loss, reading, reward_penalty
 from beamline.trainer.megatron import distributed
 from beamline.trainer.megatron.build import build_model
 from beamline.trainer.megatron.distributed import Layout, Ranks
@@ -20,7 +20,6 @@ from beamline.trainer.megatron.peers import TorchPeers
 from beamline.trainer.megatron.policy import MegatronPolicy
 from beamline.trainer.peers import Alone
 from beamline.trainer.rank import Rank, StepSettings, Tell, tell_nobody
-from beamline.trainer.routing import RoutingShape
 from beamline.trainer.worker import TrainerSettings, TrainerWorker
 from beamline.weights.shm import ShmExporter
 
@@ -33,8 +32,9 @@ def build_rank(config: RunConfig, num_threads: int, rank: int = 0, port: int = 0
         port: where rank 0's store listens; rank 0 takes a free one, and tells the others.
 
     Raises:
-        ConfigError: the model cannot be used.
+        ConfigError: the model, or a loss or advantage of the user's own, cannot be used.
     """
+    settings = _step_settings(config)
     torch.set_num_threads(num_threads)
     parallel = config.trainer.parallel
     ranks = Ranks(rank, parallel.world_size, port)
@@ -50,10 +50,11 @@ def build_rank(config: RunConfig, num_threads: int, rank: int = 0, port: int = 0
         weight_decay=config.trainer.optimizer.weight_decay,
         max_grad_norm=config.trainer.optimizer.max_grad_norm,
     )
-    policy = MegatronPolicy(model, optimizer, config.rollout.sampling.temperature)
+    with_reference = config.algorithm.kl.coefficient > 0
+    policy = MegatronPolicy(model, optimizer, config.rollout.sampling.temperature, with_reference)
     gc.collect()
     gc.freeze()  # half a million objects of imported modules, which no later collection has to look at
-    return Rank(policy, TorchPeers() if ranks.world_size > 1 else Alone(), _step_settings(config), tell)
+    return Rank(policy, TorchPeers() if ranks.world_size > 1 else Alone(), settings, tell)
 
 
 def build_worker(context: ServiceContext, rank: Rank, thread: Executor, weights: Path) -> TrainerWorker:
@@ -83,5 +84,6 @@ def _step_settings(config: RunConfig) -> StepSettings:
     return StepSettings(
         loss=policy_loss(config.algorithm),
         max_tokens=config.trainer.max_tokens_per_micro_batch,
-        routing=RoutingShape.of(Path(config.model.path)) if config.algorithm.routing_replay else None,
+        reading=reading(config),
+        penalty=reward_penalty(config.algorithm),
     )

@@ -45,3 +45,6 @@ class Alone:
 
     def meet(self) -> None:
         """Nobody else has to come."""
+
+
+ALONE = Alone()

@@ -10,10 +10,11 @@ from typing import Protocol
 
 import torch
 
-from beamline.algorithms.losses import PolicyLoss, TokenLoss
+from beamline.algorithms.losses import PolicyLoss
 from beamline.protocol.errors import BeamlineError
 from beamline.trainer.batch import MicroBatch
 from beamline.trainer.routing import RouteCounts
+from beamline.trainer.weighted_loss import LossSums
 
 
 class NotFinite(BeamlineError, ArithmeticError):
@@ -26,21 +27,9 @@ class ForwardBackward:
 
     logprobs: list[torch.Tensor]
     """float32 [L] per micro-batch, detached."""
-    loss: float
-    """Sum over the loss tokens / the mini-batch's number of loss tokens."""
-    entropy_sum: float
-    ratio_sum: float
-    num_clipped: int
-
-
-def token_loss(
-    loss: PolicyLoss, micro_batch: MicroBatch, logprobs_L: torch.Tensor, old_logprobs_L: torch.Tensor | None
-) -> TokenLoss:
-    """The loss of a micro-batch's loss tokens. No old_logprobs_L means that they are logprobs_L."""
-    old_L = logprobs_L.detach() if old_logprobs_L is None else old_logprobs_L
-    columns = (micro_batch.rollout_logprobs_L, micro_batch.advantages_L, micro_batch.sequences_L)
-    rollout_L, advantages_L, sequences_L = (torch.from_numpy(column).to(logprobs_L.device) for column in columns)
-    return loss(logprobs_L, old_L, rollout_L, advantages_L, sequences_L, len(micro_batch.lengths))
+    sums: LossSums
+    num_filler_tokens: int = 0
+    """Computed beside the micro-batches' own, so that their rows can be split evenly."""
 
 
 class Policy(Protocol):
@@ -50,14 +39,23 @@ class Policy(Protocol):
         """Log-probability of every loss token at the run's temperature, float32 [L] per micro-batch; no gradient."""
         ...
 
+    def reference_logprobs(self, micro_batches: Sequence[MicroBatch]) -> list[torch.Tensor]:
+        """As `logprobs`, of the frozen reference: the weights with which the policy was made, for good.
+
+        Routed live, also where the policy replays routes. Those are the policy's own choice of experts: forced through
+        them the reference would be another model, the further the policy has moved the more so, and what was measured
+        would be no divergence from it.
+        """
+        ...
+
     def forward_backward(
         self,
         micro_batches: Sequence[MicroBatch],
         old_logprobs: Sequence[torch.Tensor] | None,
         loss: PolicyLoss,
-        num_loss_tokens: int,
+        ref_logprobs: Sequence[torch.Tensor] | None = None,
     ) -> ForwardBackward:
-        """Add the gradient of the loss, already divided by `num_loss_tokens`.
+        """Add the gradient of the mini-batch's loss, weighted as its micro-batches say.
 
         All micro-batches of a mini-batch come at once, so that pipeline stages can overlap them. No
         old_logprobs means that the weights are still those of the step's start: they are this forward's own.

@@ -11,12 +11,12 @@ import torch
 from beamline.algorithms.losses import PolicyLoss
 from beamline.protocol.messages import TrainBatch
 from beamline.runtime.blob_store import BlobStore
-from beamline.trainer.assemble import assemble
+from beamline.trainer.assemble import PLAIN, Reading, assemble
 from beamline.trainer.batch import Batch
 from beamline.trainer.commands import AnyCommand, Export, Save, Score, Train, Trim
 from beamline.trainer.peers import Peers
+from beamline.trainer.penalty import RewardPenalty
 from beamline.trainer.policy import Policy
-from beamline.trainer.routing import RoutingShape
 from beamline.trainer.train_step import StepConfig, train_step
 
 type Tell = Callable[[AnyCommand], None]
@@ -34,8 +34,8 @@ class StepSettings:
     loss: PolicyLoss
     max_tokens: int
     """Of one micro-batch."""
-    routing: RoutingShape | None = None
-    """The model's, where routes are replayed."""
+    reading: Reading = PLAIN
+    penalty: RewardPenalty | None = None
 
 
 class Rank:
@@ -52,13 +52,13 @@ class Rank:
 
     async def share(self, message: TrainBatch, blobs: BlobStore) -> Batch:
         """What the message deals to this rank. Raises as `assemble` does."""
-        return await assemble(message, blobs, self._peers.data_rank, self._settings.routing)
+        return await assemble(message, blobs, self._peers.data_rank, self._settings.reading)
 
     def train(self, message: TrainBatch, share: Batch, lr: float) -> dict[str, float]:
         """One step; the metrics are those of all ranks."""
         self._tell(Train(batch=message, lr=lr))
-        config = StepConfig(self._settings.loss, self._settings.max_tokens, lr)
-        stats = train_step(self._policy, self._evened(share), config)
+        config = StepConfig(self._settings.loss, self._settings.max_tokens, lr, self._settings.penalty)
+        stats = train_step(self._policy, self._evened(share), config, self._peers)
         return stats.metrics_of(self._peers.gather(stats.parts()))
 
     def export(self) -> Iterator[tuple[str, torch.Tensor]]:

@@ -1,12 +1,20 @@
-"""One train step, top to bottom: old_logprobs of every mini-batch, then one update a mini-batch."""
+"""One train step, top to bottom: what is read before it, then one update a mini-batch."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from beamline.algorithms.losses import PolicyLoss
-from beamline.trainer.batch import Batch
+from beamline.trainer.batch import Batch, MicroBatch
+from beamline.trainer.peers import ALONE, Peers
+from beamline.trainer.penalty import RewardPenalty
 from beamline.trainer.policy import NotFinite, Policy
 from beamline.trainer.step_stats import StepStats
+
+type Column = Sequence[torch.Tensor]
+"""Of one mini-batch: float32 [L] per micro-batch."""
 
 
 @dataclass(frozen=True)
@@ -17,31 +25,54 @@ class StepConfig:
     max_tokens: int
     """Of one micro-batch."""
     lr: float
+    penalty: RewardPenalty | None = None
 
 
-def train_step(policy: Policy, batch: Batch, config: StepConfig) -> StepStats:
+def train_step(policy: Policy, batch: Batch, config: StepConfig, peers: Peers = ALONE) -> StepStats:
     """Turn policy `batch.step - 1` into policy `batch.step`.
 
     Raises NotFinite, naming step and mini-batch, before an update that would spoil the weights.
     """
-    stats = StepStats(batch.step, batch.data_sources, config.loss.off_policy, config.lr)
-    started = time.perf_counter()
+    stats = StepStats(batch.step, batch.data_sources, config.loss, config.lr)
     plan = [mini_batch.micro_batches(config.max_tokens) for mini_batch in batch.mini_batches]
-    # Before the first update. The first mini-batch's come out of its own forward pass.
-    later = [policy.logprobs(micro_batches) for micro_batches in plan[1:]]
-    stats.add_time("old_logprobs", started)
-    for index, old_logprobs in enumerate([None, *later]):
+    old_logprobs = _old_logprobs(policy, plan, config, stats)
+    ref_logprobs = _ref_logprobs(policy, plan, config, stats)
+    if config.penalty is not None:
+        plan, kl = config.penalty.take_off(batch.groups, plan, old_logprobs, ref_logprobs, peers)
+        stats.add_penalty(kl)
+    for index, (micro_batches, old, ref) in enumerate(zip(plan, old_logprobs, ref_logprobs, strict=True)):
         started = time.perf_counter()
-        num_loss_tokens = batch.mini_batches[index].num_loss_tokens
         try:
-            result = policy.forward_backward(plan[index], old_logprobs, config.loss, num_loss_tokens)
+            result = policy.forward_backward(micro_batches, old, config.loss, ref)
             grad_norm = policy.optimizer_step(config.lr)
         except NotFinite as error:
             raise NotFinite(
                 f"step {batch.step}, mini-batch {index + 1} of {len(plan)}: {error}. The update was not applied; "
                 f"lower trainer.optimizer.lr (now {config.lr:g}) or look at the batch's advantages"
             ) from error
-        stats.add_update(plan[index], old_logprobs or result.logprobs, result, grad_norm)
+        stats.add_update(micro_batches, old or result.logprobs, result, grad_norm)
         stats.add_time("update", started)
     stats.add_routing(policy.take_route_counts())
     return stats
+
+
+def _old_logprobs(
+    policy: Policy, plan: Sequence[Sequence[MicroBatch]], config: StepConfig, stats: StepStats
+) -> list[Column | None]:
+    """Before the first update. Unless a penalty needs them now, the first mini-batch's come of its own forward pass."""
+    started = time.perf_counter()
+    first = [None] if config.penalty is None else [policy.logprobs(plan[0])]
+    found = [*first, *(policy.logprobs(micro_batches) for micro_batches in plan[1:])]
+    stats.add_time("old_logprobs", started)
+    return found
+
+
+def _ref_logprobs(
+    policy: Policy, plan: Sequence[Sequence[MicroBatch]], config: StepConfig, stats: StepStats
+) -> list[Column | None]:
+    if config.loss.kl is None and config.penalty is None:
+        return [None] * len(plan)
+    started = time.perf_counter()
+    found: list[Column | None] = [policy.reference_logprobs(micro_batches) for micro_batches in plan]
+    stats.add_time("reference", started)
+    return found

@@ -24,6 +24,8 @@ class Head:
     """First vocabulary entry of this rank."""
     group: Any = None
     """Tensor-parallel process group; None where the vocabulary is whole."""
+    entropy_gradient: bool = False
+    """Entropy is learned from: it costs the backward pass a second [C, V] matrix."""
 
     def scores(self, hidden_CX: Tensor, weight_VX: Tensor) -> tuple[Tensor, Tensor | None]:
         """Scores [C, V] in float32 and, with a softcap, tanh of the capped logits."""
@@ -75,23 +77,24 @@ class _Logprobs(torch.autograd.Function):
             logprobs.append((chosen - normaliser)[:, 0])
             entropies.append((normaliser - mean_score)[:, 0])
             normalisers.append(normaliser)
-        ctx.head = head
-        ctx.save_for_backward(hidden_LX, weight_VX, targets_L, torch.cat(normalisers))
         entropy_L = torch.cat(entropies)
-        ctx.mark_non_differentiable(entropy_L)
+        ctx.head = head
+        ctx.save_for_backward(hidden_LX, weight_VX, targets_L, torch.cat(normalisers), entropy_L)
+        if not head.entropy_gradient:
+            ctx.mark_non_differentiable(entropy_L)
         return torch.cat(logprobs), entropy_L
 
     @staticmethod
-    def backward(ctx: Any, grad_L: Tensor, _entropy: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        hidden_LX, weight_VX, targets_L, normaliser_L1 = ctx.saved_tensors
+    def backward(ctx: Any, grad_L: Tensor, grad_entropy_L: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        hidden_LX, weight_VX, targets_L, *normaliser_and_entropy = ctx.saved_tensors
         head: Head = ctx.head
         grad_hidden = torch.empty_like(hidden_LX)
         grad_weight = torch.zeros_like(weight_VX, dtype=torch.float32)
-        parts = (hidden_LX, targets_L, normaliser_L1, grad_L[:, None], grad_hidden)
-        for hidden, targets, normaliser, grad, grad_out in zip(*(p.split(CHUNK_ROWS) for p in parts), strict=True):
+        rows = torch.cat([column.view(-1, 1) for column in (*normaliser_and_entropy, grad_L, grad_entropy_L)], 1)
+        parts = (hidden_LX, targets_L, rows, grad_hidden)
+        for hidden, targets, row, grad_out in zip(*(p.split(CHUNK_ROWS) for p in parts), strict=True):
             scores, squashed = head.scores(hidden, weight_VX)
-            columns, mine = head.own(targets, scores.shape[1])
-            grad_scores = scores.sub_(normaliser).exp_().mul_(-grad).scatter_add_(1, columns, grad * mine)
+            grad_scores = _grad_scores(scores, targets, row, head)
             if squashed is not None:
                 grad_scores *= 1 - squashed * squashed
             grad_logits = grad_scores.div_(head.temperature).to(hidden.dtype)
@@ -100,8 +103,26 @@ class _Logprobs(torch.autograd.Function):
         return grad_hidden, grad_weight.to(weight_VX.dtype), None, None
 
 
+def _grad_scores(scores: Tensor, targets_C: Tensor, row_C4: Tensor, head: Head) -> Tensor:
+    """Gradient [C, V] of the scores, which are overwritten; a row is its normaliser, entropy, and both gradients.
+
+    With p = exp(score - normaliser) that of a log-probability is 1[target] - p, that of the entropy -p (log p + H).
+    """
+    normaliser, entropy, grad, grad_entropy = row_C4.split(1, dim=1)
+    columns, mine = head.own(targets_C, scores.shape[1])
+    logprobs = scores.sub_(normaliser)
+    if head.entropy_gradient:
+        factors = (logprobs + entropy).mul_(grad_entropy).add_(grad)
+        grad_scores = logprobs.exp_().mul_(factors).neg_()
+    else:
+        grad_scores = logprobs.exp_().mul_(-grad)
+    return grad_scores.scatter_add_(1, columns, grad * mine)
+
+
 def logprobs_and_entropy(hidden_LX: Tensor, weight_VX: Tensor, targets_L: Tensor, head: Head) -> tuple[Tensor, Tensor]:
-    """float32 log-probability of each target, and the entropy of its distribution (no gradient), both [L].
+    """float32 log-probability of each target, and the entropy of its distribution, both [L].
+
+    The entropy has a gradient where `head.entropy_gradient` asks for one.
 
     Under tensor parallelism the gradient of `hidden_LX` is this rank's part of a sum over the ranks.
     """

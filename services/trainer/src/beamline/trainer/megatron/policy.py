@@ -21,33 +21,42 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from beamline.algorithms.losses import PolicyLoss
+from beamline.models.routing import RoutingShape
 from beamline.protocol.errors import WeightError
 from beamline.trainer.batch import MicroBatch
 from beamline.trainer.megatron.build import Model
 from beamline.trainer.megatron.head import Head, logprobs_and_entropy
 from beamline.trainer.megatron.optimizer import AdamWSettings, NamedAdamW
 from beamline.trainer.megatron.packed import PackedSequences
+from beamline.trainer.megatron.reference import Reference
 from beamline.trainer.megatron.replay import RouteCounter, Routes
-from beamline.trainer.policy import ForwardBackward, NotFinite, token_loss
-from beamline.trainer.routing import RouteCounts, RoutingShape
+from beamline.trainer.policy import ForwardBackward, NotFinite
+from beamline.trainer.routing import RouteCounts
+from beamline.trainer.weighted_loss import LossSums, weighted_loss
 from beamline.trainer.weights_out import write_safetensors
 
 
 @dataclass(frozen=True)
 class _Work:
-    """A micro-batch on the device, with its old_logprobs where there are some."""
+    """A micro-batch, with what was read of it before."""
 
     micro_batch: MicroBatch
     head: Head
     old_logprobs_L: Tensor | None = None
+    ref_logprobs_L: Tensor | None = None
     counter: RouteCounter | None = None
 
 
 class MegatronPolicy:
-    """Implements `beamline.trainer.policy.Policy`."""
+    """Implements `beamline.trainer.policy.Policy`.
 
-    def __init__(self, model: Model, settings: AdamWSettings, temperature: float) -> None:
+    Args:
+        with_reference: keep the weights as they are now for `reference_logprobs`, which takes their memory once more.
+    """
+
+    def __init__(self, model: Model, settings: AdamWSettings, temperature: float, with_reference: bool = False) -> None:
         self._model = model
+        self._reference = Reference(model.module) if with_reference else None
         self._optimizer = NamedAdamW(model.module, model.groups, settings)
         self._export_tasks: Any = None
         tp = model.groups.tp
@@ -64,6 +73,11 @@ class MegatronPolicy:
     def logprobs(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
         return self._forward_only([_Work(m, self._head, counter=self._route_counter) for m in micro_batches])
 
+    def reference_logprobs(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
+        assert self._reference is not None, "the policy was made without a reference"
+        with self._reference.in_place():
+            return self._forward_only([_Work(m.live(), self._head) for m in micro_batches])
+
     def score(self, tokens: Sequence[int]) -> list[float]:
         found = self._forward_only([_Work(MicroBatch.of_tokens(tokens), replace(self._head, temperature=1.0))])
         return found[0].tolist()
@@ -73,20 +87,22 @@ class MegatronPolicy:
         micro_batches: Sequence[MicroBatch],
         old_logprobs: Sequence[Tensor] | None,
         loss: PolicyLoss,
-        num_loss_tokens: int,
+        ref_logprobs: Sequence[Tensor] | None = None,
     ) -> ForwardBackward:
-        olds = old_logprobs or [None] * len(micro_batches)
+        nothing = [None] * len(micro_batches)
+        columns = (micro_batches, old_logprobs or nothing, ref_logprobs or nothing)
         # Each token's route is counted once, under the weights of the step's start.
         counter = self._route_counter if old_logprobs is None else None
-        work = [_Work(m, self._head, old, counter) for m, old in zip(micro_batches, olds, strict=True)]
-        found = self._run(work, partial(_loss, policy_loss=loss, num_loss_tokens=num_loss_tokens), forward_only=False)
-        sums = torch.stack([sums for _, sums in found]).sum(0) if found else torch.zeros(4, dtype=torch.float64)
-        loss_sum, entropy_sum, ratio_sum, num_clipped = self._from_last_stage(sums).tolist()
-        if not abs(loss_sum) < float("inf"):
+        head = replace(self._head, entropy_gradient=loss.entropy_coefficient > 0)
+        work = [_Work(m, head, old, ref, counter) for m, old, ref in zip(*columns, strict=True)]
+        found = self._run(work, partial(_loss, policy_loss=loss), forward_only=False)
+        parts = [sums for _, sums in found] or [torch.zeros(len(LossSums._fields), dtype=torch.float64)]
+        sums = LossSums(*self._from_last_stage(torch.stack(parts).sum(0)).tolist())
+        if not abs(sums.loss) < float("inf"):
             self._optimizer.clear()
-            raise NotFinite(f"loss is {loss_sum}")
+            raise NotFinite(f"loss is {sums.loss}")
         logprobs = self._share([logprobs for logprobs, _ in found], micro_batches)
-        return ForwardBackward(logprobs, loss_sum, entropy_sum, ratio_sum, int(num_clipped))
+        return ForwardBackward(logprobs, sums, sum(self._num_missing(m) for m in micro_batches))
 
     def optimizer_step(self, lr: float) -> float:
         return self._optimizer.step(lr)
@@ -149,14 +165,16 @@ class MegatronPolicy:
         """Sequence parallelism splits the rows evenly: a last sequence of padding fills them up, outside all losses."""
         tokens = torch.from_numpy(micro_batch.tokens_T)
         lengths, tp = micro_batch.lengths, self._model.groups.tp
-        missing = -len(tokens) % tp.size()
-        if missing:
+        if missing := self._num_missing(micro_batch):
             tokens, lengths = torch.cat((tokens, tokens.new_zeros(missing))), (*lengths, missing)
         packed = PackedSequences.of(lengths, self._device)
         num_rows = len(tokens) // tp.size()
         rows = slice(tp.rank() * num_rows, (tp.rank() + 1) * num_rows)
         packed.routes = Routes.of(micro_batch, rows, self._device, counter)
         return tokens[None].to(self._device), packed
+
+    def _num_missing(self, micro_batch: MicroBatch) -> int:
+        return -len(micro_batch.tokens_T) % self._model.groups.tp.size()
 
     def token_logprobs(self, hidden: Tensor, micro_batch: MicroBatch, head: Head) -> tuple[Tensor, Tensor]:
         """hidden [T or T / tp, 1, X] -> log-probability and entropy at the loss tokens, both float32 [L]."""
@@ -199,11 +217,10 @@ def _logprobs_only(policy: MegatronPolicy, work: _Work, hidden: Tensor, non_loss
 
 
 def _loss(
-    policy: MegatronPolicy, work: _Work, hidden: Tensor, *, policy_loss: PolicyLoss, num_loss_tokens: int
+    policy: MegatronPolicy, work: _Work, hidden: Tensor, *, policy_loss: PolicyLoss
 ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
     """In the form of Megatron's loss functions: loss, token count (unused: already divided), what to keep."""
     logprobs_L, entropy_L = policy.token_logprobs(hidden, work.micro_batch, work.head)
-    found = token_loss(policy_loss, work.micro_batch, logprobs_L, work.old_logprobs_L)
-    loss = found.loss_L.sum() / num_loss_tokens
-    sums = torch.stack([loss.detach(), entropy_L.sum(), found.ratio_L.sum(), found.clipped_L.sum()]).double()
+    columns = (logprobs_L, entropy_L, work.old_logprobs_L, work.ref_logprobs_L)
+    loss, sums = weighted_loss(policy_loss, work.micro_batch, *columns)
     return loss, torch.zeros((), dtype=torch.int, device=hidden.device), (logprobs_L.detach(), sums)
