@@ -192,6 +192,7 @@ def _precision(evidence: Evidence, gap: float, left: float) -> Cause:
     if not gap or left <= 0:
         return Cause(name=PRECISION, share=0.0, evidence=told)
     if evidence.dtype == "bfloat16":
+        told = f"{told}, and the engine rounds as well"
         return Cause(name=PRECISION, share=min(left, np.sqrt(2) * rounding / gap), evidence=told)
     low, high = SIZE_OF_ROUNDING
     of_its_size = low * rounding <= left * gap <= high * rounding

@@ -1,11 +1,20 @@
-"""The diagnosis as Vega-Lite specifications, in the colours of the run report."""
-
-from collections.abc import Iterable
+"""The diagnosis as charts."""
 
 import numpy as np
 
 from beamline.coordinator.doctor.diagnosis import Diagnosis
-from beamline.coordinator.report.charts import SERIES_COLOURS, Chart, Row, Spec
+from beamline.coordinator.report.vega import (
+    SERIES_COLOURS,
+    Chart,
+    Row,
+    bars,
+    category,
+    colour,
+    quantity,
+    ruled,
+    share,
+    tip,
+)
 
 MAX_POINTS = 2_000
 """Of the scatter plot; evenly picked where there are more tokens."""
@@ -32,39 +41,25 @@ def readings_chart(diagnosis: Diagnosis) -> Chart:
         {"reading": r.name, "gap": max(r.gap.mean_abs, SMALLEST), "kind": "the run's" if r.own else "other"}
         for r in diagnosis.readings
     ]
-    x: Spec = {
-        "field": "gap",
-        "type": "quantitative",
-        "title": "mean |gap|, nats",
-        "scale": {"type": "log", "nice": True},
-        "axis": {"format": ".0e", "tickCount": 4, "grid": False, "labelOverlap": True},
-    }
-    y: Spec = {
-        "field": "reading", "type": "nominal", "title": None, "sort": {"field": "gap", "order": "ascending"},
-        "axis": {"labelLimit": 220, "grid": True},
-    }  # fmt: skip
-    colour = {
-        "field": "kind",
-        "type": "nominal",
-        "scale": {"domain": ["the run's", "other"], "range": [ORANGE, BLUE]},
-        "legend": {"title": None, "orient": "top"},
-    }
-    floor = {
-        "data": {"values": [{"gap": diagnosis.noise_floor}]},
-        "mark": {"type": "rule", "strokeDash": [4, 4], "color": "var(--muted)"},
-        "encoding": {"x": x},
-    }
+    rows.sort(key=lambda row: row["gap"])
+    log = {"type": "log", "nice": True}
+    x = quantity("gap", "mean |gap|, nats", form=".0e", scale=log, tickCount=4, grid=False, labelOverlap=True)
     points = {
         "data": {"values": rows},
         "mark": {"type": "point", "filled": True, "size": 90, "opacity": 1},
-        "encoding": {"x": x, "y": y, "color": colour, "tooltip": _tips(("reading", ""), ("gap", ".3~e"))},
+        "encoding": {
+            "x": x,
+            "y": category("reading", labelLimit=220, grid=True),
+            "color": colour("kind", ["the run's", "other"], [ORANGE, BLUE]),
+            "tooltip": [tip("reading"), tip("gap", ".3~e")],
+        },
     }
     return Chart(
         key="readings",
         title="What is left of the gap under each reading",
         caption=f"The dashed line is what {diagnosis.dtype} alone explains ({diagnosis.noise_floor:.2g}). A reading "
         "far to the left of the run's own undoes what is wrong.",
-        spec={"layer": [floor, points], "height": 24 * len(rows) + 40},
+        spec={"layer": [ruled(x, None, [{"gap": diagnosis.noise_floor}]), points], "height": 24 * len(rows) + 40},
     )
 
 
@@ -77,20 +72,12 @@ def scatter_chart(engine_L: np.ndarray, trainer_L: np.ndarray) -> Chart:
     ]
     low = float(np.floor(min(engine_L.min(), trainer_L.min())))
     scale = {"domain": [low, 0], "nice": False}
-    x, y = (_axis(side, f"{side}'s log-probability", scale) for side in ("engine", "trainer"))
-    diagonal = {
-        "data": {"values": [{"engine": low, "trainer": low}, {"engine": 0, "trainer": 0}]},
-        "mark": {"type": "line", "strokeDash": [4, 4], "color": "var(--muted)", "strokeWidth": 1},
-        "encoding": {"x": x, "y": y},
-    }
+    x, y = (quantity(side, f"{side}'s log-probability", scale=scale) for side in ("engine", "trainer"))
+    diagonal = ruled(x, y, [{"engine": low, "trainer": low}, {"engine": 0, "trainer": 0}])
     points = {
         "data": {"values": rows},
         "mark": {"type": "point", "filled": True, "size": 16, "opacity": 0.5, "color": BLUE},
-        "encoding": {
-            "x": x,
-            "y": y,
-            "tooltip": _tips(("engine", ".4f"), ("trainer", ".4f")),
-        },
+        "encoding": {"x": x, "y": y, "tooltip": [tip("engine", ".4f"), tip("trainer", ".4f")]},
     }
     number = f"{len(picked):,} of {len(engine_L):,}" if len(picked) < len(engine_L) else f"{len(engine_L):,}"
     return Chart(
@@ -105,21 +92,18 @@ def causes_chart(diagnosis: Diagnosis) -> Chart | None:
     """Share of the gap by cause; nothing where there is no gap to explain."""
     if diagnosis.agrees:
         return None
-    rows = [{"cause": cause.name, "share": cause.share} for cause in diagnosis.causes]
+    rows: list[Row] = [{"cause": cause.name, "share": cause.share} for cause in diagnosis.causes]
+    drawn = bars(
+        rows,
+        x=share("share", "share of the gap"),
+        y=category("cause"),
+        tooltip=[tip("cause"), tip("share", ".1%")],
+    )
     return Chart(
         key="causes",
         title="What the gap is made of",
         caption="Share of the mean gap that goes with each cause. Shares may overlap.",
-        spec={
-            "data": {"values": rows},
-            "mark": {"type": "bar", "color": BLUE},
-            "encoding": {
-                "x": _axis("share", "share of the gap", {"domain": [0, 1]}, form=".0%"),
-                "y": {"field": "cause", "type": "nominal", "title": None, "sort": None},
-                "tooltip": _tips(("cause", ""), ("share", ".1%")),
-            },
-            "height": 24 * len(rows) + 20,
-        },
+        spec={**drawn, "height": 24 * len(rows) + 20},
     )
 
 
@@ -128,9 +112,9 @@ def positions_chart(diagnosis: Diagnosis) -> Chart:
     rows = [
         {"position": p.start, "gap": p.mean_abs, "tokens": p.num_tokens, "to": p.end - 1} for p in diagnosis.positions
     ]
-    y = _axis("gap", "mean |trainer − engine|", {"zero": True, "nice": True}, form=".2~e")
-    tips = _tips(("position", "d"), ("to", "d"), ("gap", ".3~e"), ("tokens", "d"))
-    x = _axis("position", "response token", {"nice": False}, form="d")
+    x = quantity("position", "response token", form="d", scale={"nice": False})
+    y = quantity("gap", "mean |trainer − engine|", form=".2~g", scale={"zero": True, "nice": True})
+    tips = [tip("position", "d"), tip("to", "d"), tip("gap", ".3~e"), tip("tokens", "d")]
     return Chart(
         key="positions",
         title="Gap by position",
@@ -150,35 +134,16 @@ def layers_chart(diagnosis: Diagnosis) -> Chart | None:
     """Route agreement by layer."""
     if not diagnosis.layers:
         return None
-    rows = [{"layer": layer.layer, "agreement": layer.agreement} for layer in diagnosis.layers]
+    rows: list[Row] = [{"layer": layer.layer, "agreement": layer.agreement} for layer in diagnosis.layers]
     lowest = min(row["agreement"] for row in rows)
     return Chart(
         key="layers",
         title="Same experts, by layer",
         caption=f"Share of tokens for which the live trainer would choose the engine's experts; lowest {lowest:.1%}.",
-        spec={
-            "data": {"values": rows},
-            "mark": {"type": "bar", "color": BLUE},
-            "encoding": {
-                "x": {"field": "layer", "type": "ordinal", "title": "layer", "axis": {"labelAngle": 0}},
-                "y": _axis("agreement", "same experts", {"domain": [0, 1]}, form=".0%"),
-                "tooltip": _tips(("layer", "d"), ("agreement", ".2%")),
-            },
-        },
+        spec=bars(
+            rows,
+            x=category("layer", "layer"),
+            y=share("agreement", "same experts"),
+            tooltip=[tip("layer", "d"), tip("agreement", ".2%")],
+        ),
     )
-
-
-def _axis(field: str, title: str, scale: Spec, form: str | None = None) -> Spec:
-    return {
-        "field": field,
-        "type": "quantitative",
-        "title": title,
-        "scale": scale,
-        "axis": {"format": form} if form else {},
-    }
-
-
-def _tips(*fields: tuple[str, str]) -> Iterable[Spec]:
-    return [
-        {"field": field, "type": "quantitative", "format": form} if form else {"field": field} for field, form in fields
-    ]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from beamline.coordinator.eval_dumps import dump_path, read_completions
 from beamline.coordinator.report import charts, content
+from beamline.coordinator.report.vega import Chart
 from beamline.coordinator.summary import Artifacts, Summary, read_summary, write_atomically
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def chart_library() -> str:
     return vl_convert.javascript_bundle()  # pyright: ignore[reportCallIssue]  # its stub lacks the default
 
 
-def _sections(summary: Summary) -> list[tuple[str, str, list[charts.Chart]]]:
+def _sections(summary: Summary) -> list[tuple[str, str, list[Chart]]]:
     """Key, title and charts of each section that has any."""
     sections = [
         (
@@ -95,7 +96,7 @@ def _sections(summary: Summary) -> list[tuple[str, str, list[charts.Chart]]]:
     return [section for section in kept if section[2]]
 
 
-def _lines(summary: Summary, *figures: charts.Figure) -> list[charts.Chart | None]:
+def _lines(summary: Summary, *figures: charts.Figure) -> list[Chart | None]:
     return [charts.line_chart(summary, figure) for figure in figures]
 
 
