@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from benchmarks import r3
+from benchmarks import packing, r3
 from benchmarks.figures import Figures, Ring, Side, compare, rows
 from benchmarks.sides import FOLDER, ROOT, Bench, SideFailed
 
@@ -42,12 +42,13 @@ def main() -> int:
         rounds = [(bench.ring(), bench.vllm(), bench.trl()) for _ in range(NUM_ROUNDS)]
         rings, vllms, trls = zip(*rounds, strict=True)
         ring, vllm, trl = Ring.join(rings), Side.join(vllms), Side.join(trls)
-        figures, replay = compare(ring, trl, vllm), r3.measure(bench)
+        figures, replay, packed = compare(ring, trl, vllm), r3.measure(bench), packing.measure(bench)
     except (SideFailed, ValueError) as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1
     summary = make_summary(figures, ring, trl, vllm) | {
         **msgspec.to_builtins(replay),
+        **msgspec.to_builtins(packed),
         "machine": machine(),
         "versions": versions(),
         "commands": list(dict.fromkeys(bench.commands)),
@@ -55,7 +56,7 @@ def main() -> int:
         "duration_s": round(time.monotonic() - begin, 1),
     }
     write_atomically(ROOT / SUMMARY, msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
-    show([*rows(figures, ring, trl, vllm), *r3.rows(replay)], figures, summary)
+    show([*rows(figures, ring, trl, vllm), *r3.rows(replay), *packing.rows(packed)], figures, summary)
     return 0
 
 

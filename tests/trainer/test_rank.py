@@ -7,8 +7,10 @@ import msgspec
 import pytest
 import torch
 
+from beamline.algorithms.loss_check import checked_loss
 from beamline.algorithms.losses import PolicyLoss
 from beamline.protocol.config import ParallelSection, RunConfig, TrainerSection
+from beamline.protocol.errors import ConfigError
 from beamline.protocol.messages import TrainBatch
 from beamline.trainer import commands
 from beamline.trainer.batch import Batch
@@ -63,6 +65,14 @@ def test_micro_batches_of_padding_change_nothing():
     for name in stats.keys() - {"policy/num_micro_batches", "packing/waste"}:
         if not name.startswith("timing/"):
             assert padded[name] == pytest.approx(stats[name]), name
+
+
+def test_code_of_the_user_s_own_that_cannot_be_trained_with_is_the_configuration_s_fault():
+    def nothing(*_: object) -> None: ...
+
+    settings = StepSettings(loss=PolicyLoss(surrogate=checked_loss("mine:nothing", nothing)), max_tokens=64)
+    with pytest.raises(ConfigError, match=r"step 1: algorithm\.loss=mine:nothing returned a NoneType"):
+        Rank(FakePolicy(VOCAB), Alone(), settings).train(MESSAGE, share(), lr=0.5)
 
 
 @pytest.mark.parametrize(

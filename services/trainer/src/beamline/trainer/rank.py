@@ -8,7 +8,10 @@ from pathlib import Path
 
 import torch
 
+from beamline.algorithms.advantage_check import AdvantageError
+from beamline.algorithms.loss_check import LossError
 from beamline.algorithms.losses import PolicyLoss
+from beamline.protocol.errors import ConfigError
 from beamline.protocol.messages import TrainBatch
 from beamline.runtime.blob_store import BlobStore
 from beamline.trainer.assemble import PLAIN, Reading, assemble
@@ -55,10 +58,16 @@ class Rank:
         return await assemble(message, blobs, self._peers.data_rank, self._settings.reading)
 
     def train(self, message: TrainBatch, share: Batch, lr: float) -> dict[str, float]:
-        """One step; the metrics are those of all ranks."""
+        """One step; the metrics are those of all ranks.
+
+        Raises ConfigError for a loss or an advantage of the user's own whose answer cannot be trained.
+        """
         self._tell(Train(batch=message, lr=lr))
         config = StepConfig(self._settings.loss, self._settings.max_tokens, lr, self._settings.penalty)
-        stats = train_step(self._policy, self._evened(share), config, self._peers)
+        try:
+            stats = train_step(self._policy, self._evened(share), config, self._peers)
+        except (AdvantageError, LossError) as error:
+            raise ConfigError(f"step {message.step}: {error}") from error
         return stats.metrics_of(self._peers.gather(stats.parts()))
 
     def export(self) -> Iterator[tuple[str, torch.Tensor]]:
