@@ -2,9 +2,12 @@
 
 from pathlib import Path
 
+import pytest
+
 from real_runs import beamline, run_to_end
 
 SAMPLES = Path(__file__).parents[1] / "data"
+PUBLISHED = Path(__file__).parents[3] / "shared" / "data"
 
 
 def test_tiny_qwen3_moe_runs_three_steps(tmp_path: Path):
@@ -25,24 +28,44 @@ def test_tiny_qwen3_moe_runs_three_steps(tmp_path: Path):
         assert values["policy/grad_norm"] > 0
 
 
-def test_tiny_beam_gsm8k_runs_two_steps_and_an_evaluation(tmp_path: Path):
-    for name, sample in (("gsm8k", "gsm8k-sample.jsonl"), ("aime-2025", "aime-2025-sample.jsonl")):
-        prepared = beamline("data", "prepare", name, "--from", str(SAMPLES / sample), "--to", str(tmp_path))
+@pytest.mark.parametrize(
+    ("files", "num_rows", "num_problems"),
+    [
+        pytest.param((SAMPLES / "gsm8k-sample.jsonl", SAMPLES / "aime-2025-sample.jsonl"), 64, 8, id="samples"),
+        pytest.param(
+            (PUBLISHED / "gsm8k-train.jsonl", PUBLISHED / "aime-2025.jsonl"),
+            7473,
+            30,
+            id="published",
+            marks=pytest.mark.skipif(not PUBLISHED.is_dir(), reason=f"the published data sets are not at {PUBLISHED}"),
+        ),
+    ],
+)
+def test_real_prompts_go_through_two_steps_and_an_evaluation(
+    files: tuple[Path, Path], num_rows: int, num_problems: int, tmp_path: Path
+):
+    """GSM8K to train on and AIME 2025 to evaluate, prepared, checked and found by `data.dir`."""
+    for name, file in zip(("gsm8k", "aime-2025"), files, strict=True):
+        prepared = beamline("data", "prepare", name, "--from", str(file), "--to", str(tmp_path))
         assert prepared.code == 0, prepared.output
-    train = next(tmp_path.glob("gsm8k*.parquet"))
-    evaluation = f"{{path: {tmp_path / 'aime-2025.parquet'}, name: aime-2025, num_samples: 2}}"
+        checked = beamline("data", "check", prepared.shown.strip(), "--model", "asset:tiny-beam")
+        assert checked.code == 0, checked.output
     run = run_to_end(
         "tiny-beam-gsm8k",
         tmp_path,
+        f"data.dir={tmp_path}",
+        "data.evals.0.num_samples=2",
         "trainer.num_steps=2",
-        "trainer.eval_interval=2",
-        f"data.train={train}",
-        f"data.evals=[{evaluation}]",
+        "trainer.eval_interval=3",
     )
     assert run.code == 0, run.output
     assert sorted(run.steps) == [1, 2]
-    for values in run.steps.values():
+    for step, values in run.steps.items():
         assert values["policy/mismatch_abs_mean"] <= 1e-3
         assert values["reward/std"] > 0, "the overlong penalty tells answers apart that are all wrong"
-    assert 0 <= run.evaluation("aime-2025", 2)["accuracy"] <= 1
-    assert run.evaluation("aime-2025", 2)["num_problems"] == 8
+        assert values["data/position"] == 8 * step
+        assert values["data/epoch"] == 8 * step / num_rows
+        assert values["data/dropped_prompts"] == 0
+    evaluation = run.evaluation("aime-2025", 2)
+    assert 0 <= evaluation["accuracy"] <= 1
+    assert evaluation["num_problems"] == num_problems

@@ -1,37 +1,17 @@
 """Preparation and reading of prompt rows: what goes in comes out, and what cannot be used is named."""
 
-import json
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from beamline.models.datasets import COLUMNS, PromptRow, prepare, read_rows, write_rows
+from beamline.models.dataset_preparation import prepare
+from beamline.models.datasets import COLUMNS, PromptRow, read_rows, write_rows
+from prompt_files import json_lines, parquet, row
 
 DATA = Path(__file__).parents[4] / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"published data sets are not at {DATA}")
-
-
-def json_lines(path: Path, *rows: object) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
-
-
-def row(index: int = 0, **changes: object) -> dict[str, object]:
-    good: dict[str, object] = {
-        "data_source": "d",
-        "prompt": [{"role": "user", "content": "1+1"}],
-        "ability": "math",
-        "reward_model": {"ground_truth": "2", "style": "rule"},
-        "extra_info": {"index": index, "split": "train"},
-    }
-    return good | changes
-
-
-def parquet(path: Path, *rows: dict[str, object]) -> Path:
-    pq.write_table(pa.Table.from_pylist(list(rows)), path)
-    return path
 
 
 @pytest.mark.parametrize(
@@ -47,7 +27,7 @@ def parquet(path: Path, *rows: dict[str, object]) -> Path:
 )
 def test_an_answer_becomes_the_ground_truth(tmp_path, name, answer, ground_truth, data_source):
     source = json_lines(tmp_path / "in.jsonl", {"question": " How many? ", "answer": answer})
-    (prepared,) = read_rows(prepare(name, source, tmp_path / "out"))
+    (prepared,) = read_rows(prepare(name, source, tmp_path / "out").path)
     assert (prepared.ground_truth, prepared.data_source) == (ground_truth, data_source)
     assert prepared.messages[0]["role"] == "user"
     assert prepared.messages[0]["content"].endswith("\n\nHow many?")
@@ -56,16 +36,16 @@ def test_an_answer_becomes_the_ground_truth(tmp_path, name, answer, ground_truth
 
 def test_the_split_comes_from_the_file_name_and_names_the_file(tmp_path):
     source = json_lines(tmp_path / "gsm8k-test.jsonl", {"question": "q", "answer": "#### 1"})
-    assert prepare("gsm8k", source, tmp_path).name == "gsm8k-test.parquet"
-    assert prepare("gsm8k", source, tmp_path, split="train").name == "gsm8k-train.parquet"
-    (prepared,) = read_rows(tmp_path / "gsm8k-test.parquet")
+    assert prepare("gsm8k", source, tmp_path).path.name == "gsm8k-test-cleaned.parquet"
+    assert prepare("gsm8k", source, tmp_path, split="train").path.name == "gsm8k-train-cleaned.parquet"
+    (prepared,) = read_rows(tmp_path / "gsm8k-test-cleaned.parquet")
     assert (prepared.split, prepared.index) == ("test", 0)
 
 
 def test_a_published_parquet_file_is_prepared_like_its_json(tmp_path):
     rows = [{"Problem": "p", "Answer": 7, "Year": 2025}]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "aime.parquet")
-    (prepared,) = read_rows(prepare("aime-2025", tmp_path / "aime.parquet", tmp_path))
+    (prepared,) = read_rows(prepare("aime-2025", tmp_path / "aime.parquet", tmp_path).path)
     assert prepared.ground_truth == "7"
 
 
@@ -158,7 +138,7 @@ def test_published_extra_columns_and_text_indices_are_taken(tmp_path):
         ({"prompt": [{"role": "user"}]}, ["'prompt'", "content"]),
         ({"reward_model": {"ground_truth": 2, "style": "rule"}}, ["'reward_model.ground_truth'", "2"]),
         ({"reward_model": "2"}, ["'reward_model'", "struct"]),
-        ({"data_source": None}, ["'data_source'", "null"]),
+        ({"data_source": None}, ["'data_source'", "missing"]),
         ({"extra_info": "x"}, ["'extra_info'", "struct"]),
     ],
 )
@@ -196,7 +176,7 @@ def test_a_missing_file_is_named_at_the_call(tmp_path):
     ],
 )
 def test_the_published_files_prepare_whole(tmp_path, name, file, num_rows):
-    rows = list(read_rows(prepare(name, DATA / file, tmp_path)))
+    rows = list(read_rows(prepare(name, DATA / file, tmp_path).path))
     assert len(rows) == num_rows
     assert len({r.index for r in rows}) == num_rows
     if name != "math-500":

@@ -55,15 +55,20 @@ class ChatTokenizer:
     def vocab_size(self) -> int:
         return self.tokenizer.get_vocab_size()
 
-    def render(self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]], /, **template_kwargs: Any) -> str:
         """The prompt's text; `add_generation_prompt` is true unless given.
 
-        Raises ValueError with the template's own words when it refuses an argument or a message.
+        Raises ValueError with the template's own words when it refuses an argument or a message, or breaks on one.
         """
-        arguments = {"add_generation_prompt": True, **self.special_tokens, **template_kwargs}
-        return self.template.render(messages=messages, **arguments)
+        if "messages" in template_kwargs:
+            raise ValueError("messages is the name of the prompt itself: no argument can be called so")
+        arguments = {"add_generation_prompt": True, **self.special_tokens, **template_kwargs, "messages": messages}
+        try:
+            return self.template.render(arguments)
+        except (jinja2.TemplateError, TypeError) as error:
+            raise ValueError(f"it breaks on them: {error}") from error
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any) -> list[int]:
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], /, **template_kwargs: Any) -> list[int]:
         """Token ids of a chat as the template renders it, such as `reasoning_effort="high"` asks for."""
         return self.encode(self.render(messages, **template_kwargs))
 

@@ -1,4 +1,4 @@
-"""Prompts in parquet, one row a problem, and their preparation from the files in which data sets are published.
+"""Prompts in parquet, one row a problem: what a row holds, how it is read and written.
 
 A row follows DAPO's layout: `data_source`, `prompt` (chat messages), `ability`, `reward_model` {ground_truth, style}
 and `extra_info` {index, split}. Every error is a ValueError that names the file, the row (from 1) and the field.
@@ -7,27 +7,33 @@ and `extra_info` {index, split}. Every error is a ValueError that names the file
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-INSTRUCTION = "Work through the problem step by step. Write the result on a last line of its own, as Answer: N."
+from beamline.models.dataset_files import Unreadable, parquet_schema, read_columns
 
 COLUMNS = ("data_source", "prompt", "ability", "reward_model", "extra_info")
 
-SCHEMA = pa.schema(
-    [
-        ("data_source", pa.string()),
-        ("prompt", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))),
-        ("ability", pa.string()),
-        ("reward_model", pa.struct([("ground_truth", pa.string()), ("style", pa.string())])),
-        ("extra_info", pa.struct([("index", pa.int64()), ("split", pa.string())])),
-    ]
-)
+
+def schema(index: pa.DataType) -> pa.Schema:
+    """DAPO's columns; data sets number their rows, or name them by text."""
+    return pa.schema(
+        [
+            ("data_source", pa.string()),
+            ("prompt", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))),
+            ("ability", pa.string()),
+            ("reward_model", pa.struct([("ground_truth", pa.string()), ("style", pa.string())])),
+            ("extra_info", pa.struct([("index", index), ("split", pa.string())])),
+        ]
+    )
+
+
+SCHEMA = schema(pa.int64())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,86 +52,82 @@ class PromptRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Source:
-    """How one published data set is read: its question and answer fields, and the answer's form."""
+class Fault:
+    """What is wrong with one field of a row."""
 
-    data_source: str
-    answer: Callable[[Any], str]
-    splits: tuple[str, ...] = ("test",)
+    kind: str
+    """missing_field, wrong_type or empty_field."""
+    field: str
+    value: Any
+    expected: str
 
-
-def _last_number(answer: Any) -> str:
-    """GSM8K: the number after the last `####`, without thousands commas."""
-    _, mark, result = str(answer).rpartition("####")
-    result = result.strip().replace(",", "")
-    if not mark or not result:
-        raise ValueError("no result after '####'")
-    return result
-
-
-def _competition_integer(answer: Any) -> str:
-    """AIME: an integer from 0 to 999, published with or without leading zeros."""
-    text = str(answer).strip()
-    if not text.isdecimal() or len(text) > 3:
-        raise ValueError("not an integer from 0 to 999")
-    return str(int(text))
+    def __str__(self) -> str:
+        if self.kind == "missing_field":
+            return f"field {self.field!r} is missing, expected {self.expected}"
+        shown = json.dumps(self.value, ensure_ascii=False, default=str)
+        shown = shown if len(shown) <= 80 else shown[:77] + "..."
+        return f"field {self.field!r} is {shown}, expected {self.expected}"
 
 
-def _expression(answer: Any) -> str:
-    if not isinstance(answer, str) or not answer.strip():
-        raise ValueError("not a LaTeX expression")
-    return answer.strip()
+def faults(raw: Mapping[str, Any]) -> Iterator[Fault]:
+    """Everything that keeps a row from being a `PromptRow`, field by field."""
+    yield from text_faults(raw, "data_source")
+    yield from _prompt_faults(raw)
+    yield from text_faults(raw, "ability")
+    reward_model = raw.get("reward_model")
+    if isinstance(reward_model, Mapping):
+        yield from text_faults(reward_model, "ground_truth", "reward_model.")
+        yield from text_faults(reward_model, "style", "reward_model.")
+    else:
+        yield _misfit(raw, "reward_model", "a struct of ground_truth and style")
+    if not isinstance(raw.get("extra_info"), Mapping | None):
+        yield _misfit(raw, "extra_info", "a struct")
 
 
-SOURCES: Mapping[str, _Source] = {
-    "gsm8k": _Source(data_source="gsm8k", answer=_last_number, splits=("train", "test")),
-    "aime-2025": _Source(data_source="aime-2025", answer=_competition_integer),
-    # The published DAPO files call AIME 2024 by the name of its grader, and metrics follow them.
-    "aime-2024": _Source(data_source="math_dapo", answer=_competition_integer),
-    "math-500": _Source(data_source="math-500", answer=_expression),
-}
+def text_faults(raw: Mapping[str, Any], name: str, parent: str = "") -> Iterator[Fault]:
+    """What keeps a field from being a text that is not empty; `parent` is put before its name."""
+    value = raw.get(name)
+    if not isinstance(value, str):
+        yield _misfit(raw, name, "a string that is not empty", parent)
+    elif not value.strip():
+        yield Fault(kind="empty_field", field=parent + name, value=value, expected="a string that is not empty")
 
 
-def prepare(name: str, source_file: Path | str, directory: Path | str, split: str | None = None) -> Path:
-    """Turn a published data set (JSON lines or parquet) into rows that a run can read; returns the parquet file.
-
-    Args:
-        name: one of `SOURCES`.
-        source_file: `.jsonl`, `.json` (lines) or `.parquet`, with a `question` or `problem` and an `answer` a row.
-        directory: where `<name>-<split>.parquet` is written, or `<name>.parquet` where there is only one split.
-        split: one of the set's splits; by default the one that the file's name mentions, else the first.
-
-    Raises:
-        ValueError: an unknown name, split or suffix, or a row that cannot be used. Nothing is written then.
-    """
-    if name not in SOURCES:
-        raise ValueError(f"data set {name!r} is not known: use one of {', '.join(SOURCES)}")
-    source, path = SOURCES[name], Path(source_file)
-    split = split or next((s for s in source.splits if s in path.stem), source.splits[0])
-    if split not in source.splits:
-        raise ValueError(f"data set {name} has no split {split!r}: use one of {', '.join(source.splits)}")
-    rows = [_convert(source, split, path, number, raw) for number, raw in enumerate(_read_raw(path), start=1)]
-    if not rows:
-        raise ValueError(f"{path} has no rows: give the published file of {name}")
-    suffix = f"-{split}" if len(source.splits) > 1 else ""
-    return write_rows(Path(directory) / f"{name}{suffix}.parquet", rows)
+def _prompt_faults(raw: Mapping[str, Any]) -> Iterator[Fault]:
+    expected = "chat messages such as [{role: user, content: ...}]"
+    messages = raw.get("prompt")
+    if not isinstance(messages, list):
+        yield _misfit(raw, "prompt", expected)
+    elif not messages:
+        yield Fault(kind="empty_field", field="prompt", value=messages, expected=expected)
+    for message in messages if isinstance(messages, list) else ():
+        if not isinstance(message, Mapping):
+            yield Fault(kind="wrong_type", field="prompt", value=message, expected=expected)
+        elif not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
+            expected = "a message with a string as role and as content"
+            yield Fault(kind="wrong_type", field="prompt", value=message, expected=expected)
 
 
-def write_rows(path: Path | str, rows: Iterable[PromptRow]) -> Path:
-    """Write rows to a parquet file, whole or not at all; `index` must be an integer."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    table = pa.Table.from_pylist([_to_columns(row) for row in rows], schema=SCHEMA)
-    descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            pq.write_table(table, file)
-        os.chmod(draft, 0o644)
-        os.replace(draft, path)
-    except BaseException:
-        Path(draft).unlink(missing_ok=True)
-        raise
-    return path
+def _misfit(raw: Mapping[str, Any], name: str, expected: str, parent: str = "") -> Fault:
+    """Of a value that is absent, or null as it is in a table, or of another type."""
+    kind = "missing_field" if raw.get(name) is None else "wrong_type"
+    return Fault(kind=kind, field=parent + name, value=raw.get(name), expected=expected)
+
+
+def to_row(raw: Mapping[str, Any], number: int) -> PromptRow:
+    """A row without faults; `number` counts from 1 and stands in for an index that is not there."""
+    extra_info = raw.get("extra_info") or {}
+    index = extra_info.get("index")
+    return PromptRow(
+        data_source=raw["data_source"],
+        messages=tuple(raw["prompt"]),
+        ability=raw["ability"],
+        ground_truth=raw["reward_model"]["ground_truth"],
+        style=raw["reward_model"]["style"],
+        index=index if isinstance(index, int | str) else number - 1,
+        split=str(extra_info.get("split") or ""),
+        extra_info=extra_info,
+    )
 
 
 def read_rows(path: Path | str) -> Iterator[PromptRow]:
@@ -136,95 +138,37 @@ def read_rows(path: Path | str) -> Iterator[PromptRow]:
             columns are checked at the call, each row when it is reached.
     """
     path = Path(path)
-    file = _open_parquet(path)
-    missing = [column for column in COLUMNS if column not in file.schema_arrow.names]
+    require_columns(path, parquet_schema(path).names)
+    return _iterate_rows(path)
+
+
+def require_columns(path: Path, columns: Iterable[str]) -> None:
+    """Raises ValueError naming the first of DAPO's columns that is missing."""
+    found = list(columns)
+    missing = [column for column in COLUMNS if column not in found]
     if missing:
-        names = ", ".join(file.schema_arrow.names)
         raise ValueError(
-            f"{path} has no column {missing[0]!r} (it has {names}): prepare it with `beamline data prepare`"
-        )
-    return _iterate_rows(path, file)
-
-
-def _iterate_rows(path: Path, file: pq.ParquetFile) -> Iterator[PromptRow]:
-    number = 0
-    for batch in file.iter_batches(columns=list(COLUMNS)):
-        for raw in batch.to_pylist():
-            number += 1
-            yield _Fields(path, number).row(raw)
-
-
-@dataclass(frozen=True)
-class _Fields:
-    """Checks the fields of one row, which it names in its errors."""
-
-    path: Path
-    number: int
-
-    def row(self, raw: Mapping[str, Any]) -> PromptRow:
-        reward_model = self.struct(raw, "reward_model", required=True)
-        extra_info = self.struct(raw, "extra_info", required=False)
-        index = extra_info.get("index")
-        return PromptRow(
-            data_source=self.text(raw, "data_source"),
-            messages=self.messages(raw["prompt"]),
-            ability=self.text(raw, "ability"),
-            ground_truth=self.text(reward_model, "ground_truth", "reward_model."),
-            style=self.text(reward_model, "style", "reward_model."),
-            index=index if isinstance(index, int | str) else self.number - 1,
-            split=str(extra_info.get("split") or ""),
-            extra_info=extra_info,
+            f"{path} has no column {missing[0]!r} (it has {', '.join(found)}): prepare it with `beamline data prepare`"
         )
 
-    def messages(self, value: Any) -> tuple[Mapping[str, str], ...]:
-        expected = "chat messages such as [{role: user, content: ...}]"
-        if not isinstance(value, list) or not value:
-            self.refuse("prompt", value, expected)
-        for message in value:
-            if not isinstance(message, Mapping):
-                self.refuse("prompt", value, expected)
-            if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
-                self.refuse("prompt", message, "a message with a string as role and as content")
-        return tuple(value)
 
-    def struct(self, raw: Mapping[str, Any], name: str, *, required: bool) -> Mapping[str, Any]:
-        value = raw[name]
-        if value is None and not required:
-            return {}
-        if not isinstance(value, Mapping):
-            self.refuse(name, value, "a struct")
-        return value
-
-    def text(self, raw: Mapping[str, Any], name: str, parent: str = "") -> str:
-        value = raw.get(name)
-        if not isinstance(value, str) or not value:
-            self.refuse(parent + name, value, "a string that is not empty")
-        return value
-
-    def refuse(self, name: str, value: Any, expected: str) -> NoReturn:
-        shown = json.dumps(value, ensure_ascii=False, default=str)
-        shown = shown if len(shown) <= 80 else shown[:77] + "..."
-        raise ValueError(f"{self.path} row {self.number}: field {name!r} is {shown}, expected {expected}")
+def _iterate_rows(path: Path) -> Iterator[PromptRow]:
+    for number, raw in enumerate(read_columns(path, COLUMNS), start=1):
+        if isinstance(raw, Unreadable):
+            raise ValueError(f"{path} row {number}: {raw.why}")
+        for fault in faults(raw):
+            raise ValueError(f"{path} row {number}: {fault}")
+        yield to_row(raw, number)
 
 
-def _convert(source: _Source, split: str, path: Path, number: int, raw: Mapping[str, Any]) -> PromptRow:
-    fields = _Fields(path, number)
-    lowered = {key.lower(): value for key, value in raw.items()}
-    question = fields.text(lowered, "problem" if "problem" in lowered else "question")
-    try:
-        ground_truth = source.answer(lowered.get("answer"))
-    except ValueError as error:
-        fields.refuse("answer", lowered.get("answer"), f"another form: {error}")
-    return PromptRow(
-        data_source=source.data_source,
-        messages=({"role": "user", "content": f"{INSTRUCTION}\n\n{question.strip()}"},),
-        ground_truth=ground_truth,
-        index=number - 1,
-        split=split,
-    )
+def write_rows(path: Path | str, rows: Iterable[PromptRow]) -> Path:
+    """Write rows to a parquet file, whole or not at all; `index` must be an integer."""
+    table = pa.Table.from_pylist([to_columns(row) for row in rows], schema=SCHEMA)
+    return write_batches(path, table.schema, table.to_batches())
 
 
-def _to_columns(row: PromptRow) -> dict[str, Any]:
+def to_columns(row: PromptRow) -> dict[str, Any]:
+    """A row as it stands in the file."""
     return {
         "data_source": row.data_source,
         "prompt": [dict(message) for message in row.messages],
@@ -234,38 +178,18 @@ def _to_columns(row: PromptRow) -> dict[str, Any]:
     }
 
 
-def _read_raw(path: Path) -> Iterator[Mapping[str, Any]]:
-    match path.suffix:
-        case ".parquet":
-            for batch in _open_parquet(path).iter_batches():
-                yield from batch.to_pylist()
-        case ".jsonl" | ".json":
-            yield from _read_json_lines(path)
-        case suffix:
-            raise ValueError(f"{path} ends in {suffix!r}: give a .jsonl, .json (lines) or .parquet file")
-
-
-def _read_json_lines(path: Path) -> Iterator[Mapping[str, Any]]:
-    _require_file(path)
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise ValueError(f"{path} row {number}: not JSON: {error}; expected one object a line") from error
-            if not isinstance(row, dict):
-                raise ValueError(f"{path} row {number}: {type(row).__name__}, expected one JSON object a line")
-            yield row
-
-
-def _open_parquet(path: Path) -> pq.ParquetFile:
-    _require_file(path)
+def write_batches(path: Path | str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Path:
+    """Write a parquet file as it comes, whole or not at all; its folder is made when missing."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        return pq.ParquetFile(path)
-    except pa.ArrowException as error:
-        raise ValueError(f"{path} is not a parquet file: {error}") from error
-
-
-def _require_file(path: Path) -> None:
-    if not path.is_file():
-        raise ValueError(f"{path} is not a file: give the path of the data set's file")
+        with os.fdopen(descriptor, "wb") as file, pq.ParquetWriter(file, schema) as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+        os.chmod(draft, 0o644)
+        os.replace(draft, path)
+    except BaseException:
+        Path(draft).unlink(missing_ok=True)
+        raise
+    return path

@@ -69,6 +69,8 @@ class EvalSet(Section, kw_only=True):
 
 
 class DataSection(Section, kw_only=True):
+    dir: str = "data"
+    """DATA_DIR. Where `beamline data prepare` puts its files; a recipe names them as `${data.dir}/FILE`."""
     train: str = ""
     """Parquet file of training prompts, or `task:chained-sums` to generate it into the run's folder."""
     evals: list[EvalSet] = msgspec.field(default_factory=list[EvalSet])

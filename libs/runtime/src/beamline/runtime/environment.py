@@ -34,6 +34,7 @@ def _text(text: str) -> Tree:
 
 ENVIRONMENT: dict[str, tuple[str, Callable[[str], Tree]]] = {
     "MODEL_PATH": ("model.path", _text),
+    "DATA_DIR": ("data.dir", _text),
     "CKPT_PATH": ("trainer.checkpoint_path", _text),
     "MAX_TRAINING_STEPS": ("trainer.num_steps", _integer),
     "REASONING_EFFORT": ("data.chat_template_kwargs.reasoning_effort", _effort),

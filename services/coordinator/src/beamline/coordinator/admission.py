@@ -42,6 +42,15 @@ class Admission:
         await self._core.commit(j.Issued(prompt=group, position=position))
         await self._core.bus.publish(group)
 
+    def data_metrics(self) -> dict[str, float]:
+        """Where the data cursor stands."""
+        state = self._core.state
+        return {
+            "data/epoch": self._cursor.epoch(state.position),
+            "data/position": float(state.position),
+            "data/dropped_prompts": float(state.num_dropped),
+        }
+
     async def expire(self) -> None:
         """Fail attempts that nobody answered by their deadline, for ever."""
         while True:

@@ -8,12 +8,12 @@ import asyncio
 import os
 import subprocess
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from beamline.coordinator.data_cli import data_app
 from beamline.protocol.errors import BeamlineError, ConfigError
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 HELP = "Train mixture-of-experts language models with reinforcement learning. --debug shows an error's traceback."
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=HELP)
-data_app = typer.Typer(no_args_is_help=True, help="Prompts in parquet.")
 app.add_typer(data_app, name="data")
 doctor_app = typer.Typer(no_args_is_help=True, help="Find out what is wrong.")
 app.add_typer(doctor_app, name="doctor")
@@ -31,13 +30,6 @@ Runs = Annotated[Path, typer.Option("--runs", help="The folder that holds the ru
 CONFIG_EXIT = 2
 INTERRUPTED_EXIT = 130
 """128 + SIGINT, as shells have it."""
-
-
-class DataSet(StrEnum):
-    GSM8K = "gsm8k"
-    AIME_2024 = "aime-2024"
-    AIME_2025 = "aime-2025"
-    MATH_500 = "math-500"
 
 
 @app.command()
@@ -141,21 +133,6 @@ def export(
         raise typer.Exit(code)
     if code != 0:
         raise BeamlineError(f"the export ended with exit code {code}: its own message is above")
-
-
-@data_app.command()
-def prepare(
-    name: Annotated[DataSet, typer.Argument(help="The data set.")],
-    source: Annotated[Path, typer.Option("--from", help="The published file: .jsonl or .parquet.")],
-    directory: Annotated[Path, typer.Option("--to", help="Where the parquet file is written.")] = Path("data"),
-) -> None:
-    """Turn a published data set into prompts that a run can read."""
-    from beamline.models.datasets import prepare as prepare_rows
-
-    try:
-        typer.echo(str(prepare_rows(str(name), source, directory)))
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
 
 
 @doctor_app.command()

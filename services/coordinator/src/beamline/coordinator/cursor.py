@@ -1,4 +1,8 @@
-"""The data cursor: prompts in an order that the seed fixes, resumable at any position."""
+"""The data cursor: prompts in an order that the seed fixes, resumable at any position.
+
+A position counts the rows drawn since the run's start, the dropped ones included. It is all that a coordinator has to
+remember: order and epoch follow from it and the seed.
+"""
 
 import random
 from collections.abc import Callable, Sequence
@@ -25,7 +29,7 @@ class DataCursor:
     Args:
         rows: the data set.
         tokenize: makes a Prompt of a row; called when the row is drawn.
-        max_prompt_tokens: longer prompts are dropped and counted.
+        max_prompt_tokens: longer prompts are dropped; the position moves past them.
         seed: of the shuffle; None keeps the file's order.
         source: the file, for messages.
     """
@@ -48,8 +52,6 @@ class DataCursor:
         self._source = source
         self._order: list[int] = []
         self._epoch = -1
-        self.num_dropped = 0
-        """Rows that this process found too long."""
 
     def draw(self, position: int) -> tuple[Prompt, int]:
         """The first prompt at or after `position`, and the position after it.
@@ -61,10 +63,13 @@ class DataCursor:
             prompt = self._tokenize(self._rows[self._index(drawn)])
             if len(prompt.tokens) <= self._max_prompt_tokens:
                 return prompt, drawn + 1
-            self.num_dropped += 1
         raise ConfigError(
             f"data.max_prompt_tokens={self._max_prompt_tokens}: every prompt of {self._source} is longer; raise it"
         )
+
+    def epoch(self, position: int) -> float:
+        """How often the data set has been drawn, such as 1.5 in the middle of the second epoch."""
+        return position / len(self._rows)
 
     def _index(self, position: int) -> int:
         epoch, row = divmod(position, len(self._rows))

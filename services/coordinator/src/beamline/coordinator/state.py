@@ -21,6 +21,11 @@ class RunState:
         self.started = 0.0
         """Unix time of the first boot."""
 
+    @property
+    def num_dropped(self) -> int:
+        """Prompts that were drawn and left out as too long, once for every time: each other row became a group."""
+        return self.position - self.ledger.counts()["issued"]
+
     def apply(self, record: j.AnyRecord) -> None:
         """One step of the state; total and idempotent, except for boots, which count."""
         match record:
