@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from beamline.reward.pool import GraderPool
+from beamline.protocol.reward_config import RewardSection
+from beamline.reward.pool import MEMORY_BYTES, GraderPool, Graders
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 
 type StartPool = Callable[..., Awaitable[GraderPool]]
+type StartGraders = Callable[..., Awaitable[Graders]]
 
 
 @pytest.fixture
@@ -23,7 +25,8 @@ def published() -> Callable[[str], list[dict[str, Any]]]:
     def read(name: str) -> list[dict[str, Any]]:
         if not (DATA / name).is_file():
             pytest.skip(f"{name} is not at {DATA}")
-        return [json.loads(line) for line in (DATA / name).read_text(encoding="utf-8").splitlines()]
+        with (DATA / name).open(encoding="utf-8") as lines:
+            return [json.loads(line) for line in lines]
 
     return read
 
@@ -37,14 +40,30 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest_asyncio.fixture
 async def start_pool() -> AsyncIterator[StartPool]:
-    """Starts pools that end with the test."""
+    """Starts pools of one grader that end with the test."""
     pools: list[GraderPool] = []
 
-    async def start(grader: str, num_workers: int = 1, timeout_s: float = 10.0, **options: int) -> GraderPool:
-        pool = GraderPool(grader, num_workers=num_workers, timeout_s=timeout_s, **options)
+    async def start(grader: str, *, memory_bytes: int = MEMORY_BYTES, **settings: Any) -> GraderPool:
+        section = RewardSection(**{"grader": grader, **settings})
+        pool = GraderPool(grader, section, asyncio.Semaphore(section.workers), memory_bytes=memory_bytes)
         pools.append(pool)
         await pool.start()
         return pool
 
     yield start
     await asyncio.gather(*(pool.close() for pool in pools))
+
+
+@pytest_asyncio.fixture
+async def start_graders() -> AsyncIterator[StartGraders]:
+    """Starts the graders of runs; they end with the test."""
+    started: list[Graders] = []
+
+    async def start(*names: str, **settings: Any) -> Graders:
+        graders = Graders(names, RewardSection(**settings))
+        started.append(graders)
+        await graders.start()
+        return graders
+
+    yield start
+    await asyncio.gather(*(graders.close() for graders in started))

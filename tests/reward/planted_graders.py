@@ -1,6 +1,7 @@
 """Graders that misbehave as the response's text tells them to. Grading processes import them by path."""
 
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -28,6 +29,17 @@ def by_text(text: str, ground_truth: str) -> Verdict:
             print("\x00\x00\x00\x05hello on standard output", flush=True)
         case "nan":
             return Verdict(reward=float("nan"), acc=1.0)
+        case "text":
+            return Verdict(reward="1", acc=1.0)  # type: ignore[arg-type]
+        case "share":
+            return Verdict(reward=1.0, acc=2.0)
+        case "number":
+            return Verdict(reward=1, acc=True, pred=5)  # type: ignore[arg-type]
+        case "none":
+            return None  # type: ignore[return-value]
+        case "server":
+            os.kill(os.getppid(), signal.SIGKILL)
+            time.sleep(3600)
         case "float":
             return 1.0  # type: ignore[return-value]
         case "long":

@@ -26,15 +26,9 @@ def test_equivalence(text, ground_truth, acc):
     assert (verdict.acc, verdict.reward) == (acc, 2 * acc - 1)
 
 
-def test_published_answers_equal_themselves(published):
-    rows = published("math-500.jsonl")
-    missed = [row["answer"] for row in rows if not grade(f"Answer: {row['answer']}", row["answer"]).acc]
-    assert missed == []
-
-
 async def test_a_formula_that_explodes_abstains(start_pool):
     """A power tower has no value that a computer can write down; the process is killed and the next one answers."""
-    pool = await start_pool("math_verify", timeout_s=2.0)
+    pool = await start_pool("math_verify", grade_timeout_s=2.0)
     tower, plain = await pool.grade(["Answer: $9^{9^{9^{9}}}$", "Answer: $3$"], "3")
     assert "no verdict within 2 s" in tower.why or "grading process" in tower.why
     assert plain.acc == 1.0

@@ -22,10 +22,10 @@ def blobs():
 
 
 @pytest.fixture
-def make_scorer(start_pool, blobs):
-    async def make(grader="math_dapo", shaping=keep_raw, **options):
-        pool = await start_pool(grader, **options)
-        return Scorer(worker="reward-0", pool=pool, blobs=blobs, shaping=shaping)
+def make_scorer(start_graders, blobs):
+    async def make(*graders, shaping=keep_raw, **settings):
+        started = await start_graders(*(graders or ("math_dapo",)), **settings)
+        return Scorer(worker="reward-0", graders=started, blobs=blobs, shaping=shaping)
 
     return make
 
@@ -64,6 +64,7 @@ async def test_an_abstained_grade_has_no_reward(make_scorer, blobs, planted):
     assert scored.grades[1].breakdown == {}
     assert "SIGABRT" in scored.grades[1].why
     assert "planted" in scored.grades[2].why
+    assert [grade.abstention for grade in scored.grades] == ["", "crash", "error", ""]
 
 
 async def test_an_aborted_trajectory_is_not_graded(make_scorer, blobs):
@@ -71,6 +72,27 @@ async def test_an_aborted_trajectory_is_not_graded(make_scorer, blobs):
     scored = await (await make_scorer()).handle(await group_of(blobs, ["Answer: 5"] * 3, reasons=reasons))
     assert [grade.reward for grade in scored.grades] == [None, 1.0, 1.0]
     assert "aborted" in scored.grades[0].why
+    assert scored.grades[0].abstention == "aborted"
+
+
+async def test_an_abstention_is_told_by_group_sample_and_grader(make_scorer, blobs, planted, caplog):
+    scorer = await make_scorer(planted)
+    await scorer.handle(await group_of(blobs, ["Answer: 5", "nan"], grader=planted))
+    assert f"group g-1, sample 1: grader {planted} abstains: grader raised ValueError: reward=nan" in caplog.text
+
+
+async def test_a_group_is_graded_by_the_grader_that_it_asks_for(make_scorer, blobs):
+    scorer = await make_scorer("math_dapo", "exact", "gsm8k")
+    for grader, rewards in [("math_dapo", [-1.0, 1.0]), ("exact", [-1.0, -1.0]), ("gsm8k", [1.0, 1.0])]:
+        group = await group_of(blobs, ["#### 5.0", r"Answer: $x=5$"], grader=grader)
+        assert [grade.reward for grade in (await scorer.handle(group)).grades] == rewards, grader
+
+
+async def test_a_ground_truth_that_its_grader_cannot_read_fails_the_group(make_scorer, blobs):
+    scorer = await make_scorer("gsm8k")
+    failed = await scorer.handle(await group_of(blobs, ["#### 5", "#### 6"], grader="gsm8k", ground_truth="five"))
+    assert isinstance(failed, m.GroupFailed)
+    assert "ground truth 'five' has no number" in failed.text
 
 
 async def test_a_group_without_a_verdict_has_failed(make_scorer, blobs, planted):
@@ -99,7 +121,7 @@ async def test_a_group_that_cannot_be_graded_is_rejected_by_kind(make_scorer, bl
     for bad, kind, words in [
         (longer, "blob", "g-1 of 2 trajectories refers to a blob with 1"),
         (renamed, "blob", "of group g-1"),
-        (other, "grader", "asks for grader 'math_verify', this run's is 'math_dapo'"),
+        (other, "grader", "asks for grader 'math_verify', which is none of this run's \\(math_dapo\\)"),
     ]:
         with pytest.raises(Rejected, match=words) as error:
             await scorer.handle(bad)
@@ -114,7 +136,7 @@ async def test_a_group_that_cannot_be_graded_is_rejected_by_kind(make_scorer, bl
 @pytest.mark.parametrize("seed", range(5))
 async def test_over_a_bus_that_repeats_and_reorders_every_group_is_answered_once_and_alike(make_scorer, blobs, seed):
     hub = MemoryHub(Subjects(prefix="beamline", run="test"), seed=seed, duplicate=0.5)
-    bus, scorer = MemoryBus(hub), await make_scorer(num_workers=2)
+    bus, scorer = MemoryBus(hub), await make_scorer(workers=2)
     answers: dict[str, list[float | None]] = {}
     complete = asyncio.Event()
 

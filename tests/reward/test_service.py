@@ -6,10 +6,11 @@ import sys
 from pathlib import Path
 
 import msgspec
+import pytest
 import pytest_asyncio
 
 from beamline.protocol import messages as m
-from beamline.protocol.config import RunConfig, RunSection
+from beamline.protocol.config import DataSection, EvalSet, RunConfig, RunSection
 from beamline.protocol.reward_config import RewardSection
 from beamline.protocol.subjects import Subjects
 from beamline.runtime.nats_bus import NatsBus
@@ -35,9 +36,10 @@ class Ring:
     async def _collect(self, message: m.Message) -> None:
         self.answers.put_nowait(message)
 
-    async def start_reward(self, **settings: object) -> asyncio.subprocess.Process:
+    async def start_reward(self, evals: list[EvalSet] | None = None, **settings: object) -> asyncio.subprocess.Process:
         section = msgspec.convert({"workers": 2, **settings}, RewardSection)
-        write_config(self.run_dir, RunConfig(run=RunSection(name=SUBJECTS.run), reward=section))
+        run, data = RunSection(name=SUBJECTS.run), DataSection(evals=evals or [])
+        write_config(self.run_dir, RunConfig(run=run, data=data, reward=section))
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "beamline.reward", "--run-dir", str(self.run_dir), "--worker", "reward-0"),
             stderr=asyncio.subprocess.PIPE,
@@ -75,7 +77,9 @@ async def ring(tmp_path: Path):
 
 
 def children_of(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    """And theirs."""
+    children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return children + [below for child in children for below in children_of(child)]
 
 
 async def test_groups_are_scored_until_it_is_asked_to_drain(ring):
@@ -92,7 +96,7 @@ async def test_groups_are_scored_until_it_is_asked_to_drain(ring):
     process.send_signal(signal.SIGTERM)
     _, log = await asyncio.wait_for(process.communicate(), 30)
     assert process.returncode == 0, log.decode()
-    assert len(graders) == 2
+    assert len(graders) == 2, "the fork server and the process that graded"
     assert all(wait_gone(pid) for pid in graders)
 
 
@@ -113,10 +117,39 @@ async def test_a_group_that_was_being_graded_when_the_service_was_killed_is_scor
     assert [grade.reward for grade in scored.grades] == [None, 1.0]
 
 
-async def test_an_unknown_grader_is_a_plain_message_and_exit_code_2(ring):
-    process = await ring.start_reward(grader="math_dappo")
+async def test_a_grader_that_cannot_be_loaded_is_a_plain_message_and_exit_code_2(ring):
+    process = await ring.start_reward(grader="no_such_module:grade")
     _, log = await asyncio.wait_for(process.communicate(), 30)
     assert process.returncode == 2
     last = log.decode().strip().splitlines()[-1]
-    assert last.startswith("error: reward.grader='math_dappo' is not a grader: did you mean 'math_dapo'?")
+    assert last.startswith("error: grader no_such_module:grade cannot be loaded:")
     assert "Traceback" not in log.decode()
+
+
+@pytest.mark.parametrize(
+    ("key", "settings"),
+    [
+        ("$.reward", {"reward": {"grader": "math_dappo"}}),
+        ("$.data.evals[0]", {"data": {"evals": [{"path": "rows.parquet", "grader": "math_dappo"}]}}),
+    ],
+)
+def test_an_unknown_grader_is_refused_by_its_nearest_name(key, settings):
+    with pytest.raises(msgspec.ValidationError) as error:
+        msgspec.convert(settings, RunConfig)
+    assert "grader='math_dappo' does not exist: did you mean 'math_dapo'" in str(error.value)
+    assert key in str(error.value)
+
+
+def test_the_graders_of_a_run_are_those_of_training_and_of_its_evaluations():
+    evals = [EvalSet(path="a"), EvalSet(path="b", grader="exact"), EvalSet(path="c", grader="my.package:grade")]
+    config = RunConfig(reward=RewardSection(grader="gsm8k"), data=DataSection(evals=evals))
+    assert config.graders == ["gsm8k", "exact", "my.package:grade"]
+
+
+async def test_groups_are_graded_as_each_asks(ring):
+    """Training by one grader, an evaluation by another."""
+    await ring.start_reward(evals=[EvalSet(path="rows.parquet", grader="exact")])
+    for grader, rewards in [("math_dapo", [1.0, 1.0]), ("exact", [1.0, -1.0])]:
+        await ring.ask(f"g-{grader}", ["Answer: 5", "Answer: $5$"], grader=grader)
+        scored = await ring.answer()
+        assert [grade.reward for grade in scored.grades] == rewards, grader

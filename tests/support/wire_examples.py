@@ -77,7 +77,7 @@ MESSAGES: tuple[m.Message, ...] = (
         max_policy_version=4,
         grades=[
             m.Grade(reward=0.75, breakdown={"math_dapo": 1.0, "overlong_penalty": -0.25}, pred="42", why="boxed"),
-            m.Grade(reward=None, breakdown={}, pred="", why="timed out"),
+            m.Grade(reward=None, breakdown={}, pred="", why="timed out", abstention="timeout"),
         ],
         generate_s=1.5,
         score_s=0.25,

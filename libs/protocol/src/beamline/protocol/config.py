@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from beamline.protocol.algorithm_config import AlgorithmSection
 from beamline.protocol.environment_config import EnvironmentSection
-from beamline.protocol.reward_config import RewardSection
+from beamline.protocol.reward_config import GRADERS, RewardSection
 from beamline.protocol.section import (
     NonNegative,
     NonNegativeFloat,
@@ -21,6 +21,7 @@ from beamline.protocol.section import (
     Section,
     Share,
     check_choice,
+    check_name,
 )
 
 
@@ -66,6 +67,8 @@ class EvalSet(Section, kw_only=True):
     def __post_init__(self) -> None:
         if self.temperature == 0 and self.num_samples != 1:
             raise ValueError(f"num_samples={self.num_samples} with temperature=0: greedy samples are all alike, use 1")
+        if self.grader:
+            check_name("grader", self.grader, GRADERS)
 
 
 class DataSection(Section, kw_only=True):
@@ -222,6 +225,13 @@ class RunConfig(Section, kw_only=True):
                 f"reward.overlong.buffer_tokens={overlong.buffer_tokens} must be under "
                 f"rollout.sampling.max_response_tokens={sampling.max_response_tokens}"
             )
+        self.reward.check_graders(self.graders)
+
+    @property
+    def graders(self) -> list[str]:
+        """Names of all graders of the run, that of training first."""
+        evaluated = [chosen.grader for chosen in self.data.evals if chosen.grader]
+        return list(dict.fromkeys([self.reward.grader, *evaluated]))
 
     @property
     def canary_tolerance(self) -> float:

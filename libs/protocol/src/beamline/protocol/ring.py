@@ -99,11 +99,14 @@ class Grade(Part, kw_only=True):
     reward: float | None
     """Shaped and summed; None when the grader abstained."""
     breakdown: dict[str, float]
-    """{"raw": 1.0, "overlong_penalty": -0.2, "acc": 1.0}: before shaping, what shaping took, whether it is right."""
+    """{"raw": 1.0, "overlong_penalty": -0.2, "acc": 1.0}: before shaping, what shaping took, whether it is right; with
+    an environment also "environment", its part of raw."""
     pred: str = ""
     """What the grader read as the answer."""
     why: str = ""
     """Reason of an abstention, or of a grade that needs one."""
+    abstention: str = ""
+    """Kind of an abstention: timeout, crash, memory, error, aborted or environment."""
 
 
 class ScoredGroup(Message, kw_only=True, tag="ScoredGroup/1"):

@@ -1,6 +1,7 @@
 """The numbers of a step, under the names of docs/metrics.md. Pure functions."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from statistics import fmean, pstdev
@@ -21,6 +22,7 @@ def group_metrics(step: int, groups: list[ScoredGroup]) -> dict[str, float]:
     reasons = [reason for group in groups for reason in group.finish_reasons]
     staleness = [step - 1 - group.min_policy_version for group in groups]
     solved = [any(grade.breakdown.get("acc") == 1.0 for grade in group.grades) for group in groups]
+    abstentions = Counter(grade.abstention for grade in grades if grade.abstention)
     correct = [grade.breakdown["acc"] for grade in grades if "acc" in grade.breakdown]
     return {
         **_environment_metrics(groups),
@@ -29,6 +31,7 @@ def group_metrics(step: int, groups: list[ScoredGroup]) -> dict[str, float]:
         "reward/accuracy": fmean(correct) if correct else 0.0,
         "reward/pass_at_n": fmean(solved),
         "reward/abstained": float(len(grades) - len(rewards)),
+        **{f"reward/abstained/{kind}": float(count) for kind, count in abstentions.items()},
         "tokens/prompt": float(sum(group.num_prompt_tokens * len(group.response_lengths) for group in groups)),
         "tokens/response": float(sum(lengths)),
         "tokens/response_mean": fmean(lengths),

@@ -1,7 +1,7 @@
 """What passes between the reward service and a grading process: msgpack structs behind a 4-byte length.
 
 The service sends a `Job`; the process answers with one `Verdict` or `Abstained` a text, in order, each as soon as it
-is there. Before the first job it says `Ready` or `Refused`.
+is there.
 """
 
 import struct
@@ -24,39 +24,30 @@ class Job(msgspec.Struct, frozen=True, tag="Job"):
     ground_truth: str
 
 
-class Ready(msgspec.Struct, frozen=True, tag="Ready"):
-    """The grader is loaded."""
-
-
-class Refused(msgspec.Struct, frozen=True, tag="Refused"):
-    """The grader cannot be loaded."""
-
-    why: str
-
-
 class Abstained(msgspec.Struct, frozen=True, tag="Abstained"):
     """There is no verdict on this text, and this is the reason."""
 
+    kind: str
+    """timeout, crash, memory, error, aborted or environment."""
     why: str
 
 
 type Outcome = Verdict | Abstained
-type Reply = Ready | Refused | Outcome
 
 _encoder = msgspec.msgpack.Encoder()
-_replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Ready | Refused | Verdict | Abstained)
+_outcomes: msgspec.msgpack.Decoder[Outcome] = msgspec.msgpack.Decoder(Verdict | Abstained)
 _jobs = msgspec.msgpack.Decoder(Job)
 
 
-def encode_frame(item: Job | Reply) -> bytes:
+def encode_frame(item: Job | Outcome) -> bytes:
     """A struct with its length before it."""
     payload = _encoder.encode(item)
     return HEADER.pack(len(payload)) + payload
 
 
-def decode_reply(payload: bytes) -> Reply:
+def decode_outcome(payload: bytes) -> Outcome:
     """What a grading process said. Raises msgspec.DecodeError."""
-    return _replies.decode(payload)
+    return _outcomes.decode(payload)
 
 
 def read_job(stream: BinaryIO) -> Job | None:

@@ -1,28 +1,26 @@
 """What a grader is, and the graders that can be named.
 
-A grader is a function of a response's text and the ground truth that returns a `Verdict`. A recipe names one of
-`GRADERS`, or any function of the same form as `package.module:function`; it then has to be importable where the reward
-service runs. Graders run in processes of their own (`beamline.reward.grading_process`): one may raise, hang, crash or
-eat memory, and the trajectory abstains.
+A grader is a function of a response's text and the ground truth that returns a `Verdict`. A recipe names one that
+Beamline has, or any function of the same form as `package.module:function`; it then has to be importable where the
+reward service runs. Graders run in processes of their own (`beamline.reward.grading_process`): one may raise, hang,
+crash or eat memory, and the trajectory abstains.
 """
 
-import difflib
-import importlib
 import math
-import re
 from collections.abc import Callable, Mapping
 from typing import cast
 
 import msgspec
 
-from beamline.protocol.errors import ConfigError
+from beamline.protocol.reward_config import RewardSection
+from beamline.runtime.plugins import load_plugin
 
 
 class Verdict(msgspec.Struct, frozen=True, tag="Verdict"):
     """A grade before shaping.
 
     Raises:
-        ValueError: a reward or accuracy that is not a finite number.
+        ValueError: a reward that is not a finite number, or an accuracy outside [0, 1].
     """
 
     reward: float
@@ -30,41 +28,47 @@ class Verdict(msgspec.Struct, frozen=True, tag="Verdict"):
     """1.0 where the answer is right, 0.0 where it is not."""
     pred: str = ""
     """What was read as the answer."""
+    why: str = ""
+    """Reason of the grade, where it needs one."""
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.reward) and math.isfinite(self.acc)):
-            raise ValueError(f"reward={self.reward} and acc={self.acc} must be finite")
+        if not math.isfinite(self.reward):
+            raise ValueError(f"reward={self.reward} must be finite")
+        if not 0 <= self.acc <= 1:
+            raise ValueError(f"acc={self.acc} must be in [0, 1]")
 
 
 type Grader = Callable[[str, str], Verdict]
-"""(text of the response, ground truth) -> verdict; the same arguments always give the same one."""
+"""(text of the response, ground truth) -> verdict; the same arguments always give the same one.
 
-GRADERS: Mapping[str, str] = {
+Raises ValueError where it cannot read the ground truth.
+"""
+
+_FUNCTIONS: Mapping[str, str] = {
     "math_dapo": "beamline.reward.math_dapo:grade",
     "math_verify": "beamline.reward.math_verify_grader:grade",
+    "gsm8k": "beamline.reward.gsm8k:grade",
+    "exact": "beamline.reward.exact:grade",
+    "regex": "beamline.reward.regex:grade",
 }
+_MAKERS: Mapping[str, str] = {
+    "code": "beamline.reward.code_grader:make_grader",
+    "http": "beamline.reward.http_grader:make_grader",
+}
+"""Functions from the section of `RewardSection` of the same name to a grader."""
 
-_IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
-
-def import_path(name: str) -> str:
-    """Where a grader is imported from.
+def load_grader(name: str, settings: RewardSection) -> Grader:
+    """Import a grader, or make the one of these settings.
 
     Raises:
-        ConfigError: neither a known name nor an import path; says which known name is nearest.
+        ConfigError: it cannot be imported, or cannot work here.
     """
-    if name in GRADERS:
-        return GRADERS[name]
-    if _IMPORT_PATH.fullmatch(name):
-        return name
-    nearest = difflib.get_close_matches(name, GRADERS, n=1, cutoff=0.0)[0]
-    raise ConfigError(
-        f"reward.grader={name!r} is not a grader: did you mean {nearest!r}? Known are {', '.join(GRADERS)}; "
-        "one of your own is given as package.module:function"
-    )
+    if name in _MAKERS:
+        return cast(Grader, load_plugin("grader", _MAKERS[name])(getattr(settings, name)))
+    return cast(Grader, load_plugin("grader", _FUNCTIONS.get(name, name)))
 
 
-def load_grader(path: str) -> Grader:
-    """Import a grader. Raises ImportError or AttributeError when there is none."""
-    module, _, function = path.partition(":")
-    return cast(Grader, getattr(importlib.import_module(module), function))
+def right_or_wrong(correct: bool, *, pred: str = "", why: str = "") -> Verdict:
+    """+1 or -1."""
+    return Verdict(reward=1.0 if correct else -1.0, acc=float(correct), pred=pred, why=why)

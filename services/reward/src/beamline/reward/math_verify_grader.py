@@ -5,13 +5,15 @@ grades is killed instead, and the trajectory abstains.
 """
 
 import logging
+import re
 
 from math_verify import parse, verify
 
-from beamline.reward.grader import Verdict
+from beamline.reward.grader import Verdict, right_or_wrong
 from beamline.reward.math_dapo import last_answer
 
 NO_LIMIT = 0
+_FORMULA = re.compile(r"\$[^$]*\$")
 
 # The library warns once that its time limits are off.
 logging.getLogger("math_verify").setLevel(logging.ERROR)
@@ -27,10 +29,12 @@ def grade(text: str, ground_truth: str) -> Verdict:
     found = parse(_as_math(answer) if answer else text, parsing_timeout=NO_LIMIT)
     expected = parse(_as_math(ground_truth), parsing_timeout=NO_LIMIT)
     correct = bool(found) and verify(expected, found, timeout_seconds=NO_LIMIT)
-    return Verdict(reward=1.0 if correct else -1.0, acc=float(correct), pred=answer or str(found[-1] if found else ""))
+    return right_or_wrong(correct, pred=answer or str(found[-1] if found else ""))
 
 
 def _as_math(answer: str) -> str:
-    """As a formula; the sign of a currency would end it."""
+    """As a formula; the sign of a currency would end it, and a space at its end would hide a unit."""
     answer = answer.replace("\\$", "")
+    if _FORMULA.fullmatch(answer):
+        answer = f"${answer[1:-1].strip()}$"
     return answer if "$" in answer or "\\boxed" in answer else f"${answer}$"

@@ -1,10 +1,11 @@
 """The reward service's work: a trajectory group in, a scored group out.
 
-A trajectory's reward is the grader's, then shaped by length where the run asks for it. One without a verdict abstains;
-it has no reward, which is not a reward of zero. A group in which all abstain has failed, unless it is evaluated: an
-evaluation counts abstentions and shows them.
+A trajectory's reward is the grader's and its environment's, then shaped by length where the run asks for it. One
+without a verdict abstains; it has no reward, which is not a reward of zero. A group in which all abstain has failed,
+unless it is evaluated: an evaluation counts abstentions and shows them.
 """
 
+import logging
 import time
 from collections.abc import Callable
 from functools import partial
@@ -15,13 +16,18 @@ from beamline.protocol.errors import BlobError, Rejected
 from beamline.protocol.messages import FinishReason, Grade, GroupFailed, Message, Purpose, ScoredGroup, TrajectoryGroup
 from beamline.protocol.reward_config import OverlongSection
 from beamline.reward.frames import Abstained, Outcome
-from beamline.reward.pool import GraderPool
+from beamline.reward.pool import Graders
 from beamline.runtime.blob_store import BlobStore
 
 type Shaping = Callable[[float, int], float]
 """(raw reward, tokens of the response) -> reward."""
 
-ABORTED = Abstained("the trajectory was aborted before it ended")
+log = logging.getLogger(__name__)
+
+UNGRADED = {
+    FinishReason.ABORT: Abstained("aborted", "the trajectory was aborted before it ended"),
+    FinishReason.ENVIRONMENT: Abstained("environment", "its environment broke; the log of rollout says how"),
+}
 
 
 def keep_raw(reward: float, num_tokens: int) -> float:
@@ -41,14 +47,14 @@ class Scorer:
 
     Args:
         worker: its name in messages.
-        pool: started, with the run's grader.
+        graders: the run's, started.
         blobs: where trajectories lie.
         shaping: of the raw rewards.
     """
 
-    def __init__(self, *, worker: str, pool: GraderPool, blobs: BlobStore, shaping: Shaping = keep_raw) -> None:
+    def __init__(self, *, worker: str, graders: Graders, blobs: BlobStore, shaping: Shaping = keep_raw) -> None:
         self._worker = worker
-        self._pool = pool
+        self._graders = graders
         self._blobs = blobs
         self._shaping = shaping
 
@@ -56,15 +62,17 @@ class Scorer:
         """Grade a TrajectoryGroup; the same group always gets the same grades.
 
         Raises:
-            Rejected: the group's blob is missing, damaged or another group's, or it asks for another grader.
+            Rejected: the group's blob is missing, damaged or another group's, or it asks for a grader that the run does
+                not have.
         """
         assert isinstance(group, TrajectoryGroup), f"{type(group).__name__} does not belong on the queue of reward"
         started = time.monotonic()
-        texts = await self._read_texts(group)
-        outcomes = await self._grade(group, texts)
+        trajectories = await self._read(group)
+        outcomes = await self._grade(group, trajectories.texts)
         if group.purpose is Purpose.TRAIN and all(isinstance(outcome, Abstained) for outcome in outcomes):
             return self._failed(group, "abstained", _reasons(outcomes), retryable=False)
-        grades = [self._shape(*pair) for pair in zip(outcomes, group.response_lengths, strict=True)]
+        given = trajectories.environment_rewards or [None] * len(outcomes)
+        grades = [self._shape(*row) for row in zip(outcomes, given, group.response_lengths, strict=True)]
         return self._scored(group, grades, time.monotonic() - started)
 
     def on_rejected(self, message: Message, error: Rejected) -> GroupFailed:
@@ -72,7 +80,7 @@ class Scorer:
         assert isinstance(message, TrajectoryGroup)
         return self._failed(message, error.kind, str(error), retryable=error.kind == "blob")
 
-    async def _read_texts(self, group: TrajectoryGroup) -> list[str]:
+    async def _read(self, group: TrajectoryGroup) -> Trajectories:
         try:
             trajectories = decode_blob(Trajectories, await self._blobs.get(group.trajectories))
         except BlobError as error:
@@ -84,27 +92,37 @@ class Scorer:
                 f"group {group.group_id} of {num_expected} trajectories refers to a blob with "
                 f"{trajectories.num_trajectories} of group {trajectories.group_id}",
             )
-        return trajectories.texts
+        return trajectories
 
     async def _grade(self, group: TrajectoryGroup, texts: list[str]) -> list[Outcome]:
-        """One outcome a trajectory; aborted ones abstain ungraded."""
-        if group.task.grader != self._pool.grader:
+        """One outcome a trajectory; those that did not end by themselves or at a limit abstain ungraded."""
+        task, graders = group.task, self._graders
+        if task.grader not in graders.names:
             raise Rejected(
                 "grader",
-                f"group {group.group_id} asks for grader {group.task.grader!r}, this run's is {self._pool.grader!r}",
+                f"group {group.group_id} asks for grader {task.grader!r}, which is none of this run's "
+                f"({', '.join(graders.names)}): name it in reward.grader or in an evaluation's",
             )
-        whole = [reason is not FinishReason.ABORT for reason in group.finish_reasons]
-        graded = iter(
-            await self._pool.grade([t for t, w in zip(texts, whole, strict=True) if w], group.task.ground_truth)
-        )
-        return [next(graded) if w else ABORTED for w in whole]
+        whole = [reason not in UNGRADED for reason in group.finish_reasons]
+        chosen = [text for text, is_whole in zip(texts, whole, strict=True) if is_whole]
+        graded = iter(await graders.grade(task.grader, chosen, task.ground_truth))
+        outcomes = [UNGRADED.get(reason) or next(graded) for reason in group.finish_reasons]
+        for sample, outcome in enumerate(outcomes):
+            if isinstance(outcome, Abstained):
+                log.warning(
+                    "group %s, sample %d: grader %s abstains: %s", group.group_id, sample, task.grader, outcome.why
+                )
+        return outcomes
 
-    def _shape(self, outcome: Outcome, num_tokens: int) -> Grade:
+    def _shape(self, outcome: Outcome, environment: float | None, num_tokens: int) -> Grade:
         if isinstance(outcome, Abstained):
-            return Grade(reward=None, breakdown={}, why=outcome.why)
-        reward = self._shaping(outcome.reward, num_tokens)
-        breakdown = {"raw": outcome.reward, "overlong_penalty": reward - outcome.reward, "acc": outcome.acc}
-        return Grade(reward=reward, breakdown=breakdown, pred=outcome.pred)
+            return Grade(reward=None, breakdown={}, why=outcome.why, abstention=outcome.kind)
+        raw = outcome.reward + (environment or 0.0)
+        reward = self._shaping(raw, num_tokens)
+        breakdown = {"raw": raw, "overlong_penalty": reward - raw, "acc": outcome.acc}
+        if environment is not None:
+            breakdown["environment"] = environment
+        return Grade(reward=reward, breakdown=breakdown, pred=outcome.pred, why=outcome.why)
 
     def _scored(self, group: TrajectoryGroup, grades: list[Grade], score_s: float) -> ScoredGroup:
         return ScoredGroup(

@@ -1,0 +1,74 @@
+"""The graders beside published answers and labels. docs/rewards.md tells what is asserted here."""
+
+import re
+from collections.abc import Callable
+
+import pytest
+
+from beamline.reward import gsm8k, math_dapo, math_verify_grader
+
+GRADERS = {"math_dapo": math_dapo.grade, "math_verify": math_verify_grader.grade, "gsm8k": gsm8k.grade}
+
+SPELLINGS: dict[str, Callable[[str], str]] = {
+    "boxed": lambda answer: f"So it is $\\boxed{{{answer}}}$.",
+    "answer": lambda answer: f"That is it.\nAnswer: {answer}",
+    "dfrac": lambda answer: "Answer: $" + answer.replace("\\frac", "\\dfrac") + "$",
+    "spaces": lambda answer: "Answer:  $ " + re.sub(r"([+=])", r" \1 ", answer) + " $ ",
+    "period": lambda answer: f"Answer: ${answer}$.",
+}
+"""Five ways to say an answer of MATH-500."""
+
+
+def wrong(grader: str, rows: list[dict[str, str]], spelling: str) -> list[str]:
+    """Answers that are not right beside themselves."""
+    spell = SPELLINGS[spelling]
+    return [row["answer"] for row in rows if GRADERS[grader](spell(row["answer"]), row["answer"]).acc != 1.0]
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_every_answer_of_math_500_equals_itself_by_math_verify(published, spelling):
+    assert wrong("math_verify", published("math-500.jsonl"), spelling) == []
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_every_answer_of_math_500_equals_itself_by_math_dapo_where_it_says_answer(published, spelling):
+    rows = published("math-500.jsonl")
+    missed = wrong("math_dapo", rows, spelling)
+    # Its rule reads nothing but `Answer: ...`.
+    assert missed == ([row["answer"] for row in rows] if spelling == "boxed" else [])
+
+
+@pytest.mark.parametrize("name", ["aime-2024.jsonl", "aime-2025.jsonl"])
+def test_leading_zeros_of_competition_answers(published, name):
+    """By math_verify 033 is 33, both ways; math_dapo compares texts."""
+    for answer in (row["answer"] for row in published(name)):
+        short = str(int(answer))
+        for said, truth in ((answer, short), (short, answer), (answer, answer)):
+            assert GRADERS["math_verify"](f"Answer: {said}", truth).acc == 1.0
+            assert GRADERS["math_dapo"](f"Answer: {said}", truth).acc == float(said == truth)
+
+
+def test_gsm8k_agrees_with_the_labels_of_real_solutions(published):
+    rows = published("gsm8k-graded-solutions.jsonl")
+    differ = [row for row in rows if gsm8k.grade(row["solution"], row["ground_truth"]).acc != row["is_correct"]]
+    assert len(rows) == 1320
+    assert differ == []
+
+
+@pytest.mark.parametrize("grader", ["math_dapo", "math_verify"])
+def test_the_math_graders_agree_with_the_labels_where_solutions_say_answer(published, grader):
+    """Real solutions end in `A: N` or `#### N`."""
+    rows = published("gsm8k-graded-solutions.jsonl")
+    texts = [re.sub(r"(?m)^\s*(?:A:|####)", "Answer:", row["solution"]) for row in rows]
+    grade = GRADERS[grader]
+    differ = [
+        text for text, row in zip(texts, rows, strict=True) if grade(text, row["ground_truth"]).acc != row["is_correct"]
+    ]
+    assert differ == []
+
+
+@pytest.mark.parametrize("name", ["gsm8k-train.jsonl", "gsm8k-test.jsonl"])
+def test_every_published_worked_answer_of_gsm8k_is_right(published, name):
+    answers = [row["answer"] for row in published(name)]
+    assert [a for a in answers if gsm8k.grade(a, a.rpartition("####")[2].strip()).acc != 1.0] == []
+    assert [a for a in answers if gsm8k.grade(a, a).acc != 1.0] == []
