@@ -249,4 +249,4 @@ class RunConfig(Section, kw_only=True):
     def max_model_tokens(self) -> int:
         """Longest sequence of all, those of evaluations included: prompt and response."""
         evaluated = [evaluation.max_response_tokens for evaluation in self.data.evals]
-        return self.data.max_prompt_tokens + max(self.rollout.sampling.max_response_tokens, *evaluated)
+        return self.data.max_prompt_tokens + max([self.rollout.sampling.max_response_tokens, *evaluated])
