@@ -66,6 +66,7 @@ def test_real_prompts_go_through_two_steps_and_an_evaluation(
         assert values["data/position"] == 8 * step
         assert values["data/epoch"] == 8 * step / num_rows
         assert values["data/dropped_prompts"] == 0
+    assert f"prompts: {16 / num_rows:.3f} epochs drawn, 0 prompts left out" in run.output
     evaluation = run.evaluation("aime-2025", 2)
     assert 0 <= evaluation["accuracy"] <= 1
-    assert evaluation["num_problems"] == num_problems
+    assert (evaluation["num_problems"], evaluation["dropped"]) == (num_problems, 0)

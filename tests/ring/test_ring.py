@@ -14,7 +14,7 @@ import pytest
 from beamline.coordinator.admission import Admission
 from beamline.coordinator.coordinator import Coordinator
 from beamline.coordinator.core import Core
-from beamline.coordinator.cursor import DataCursor, Prompt
+from beamline.coordinator.cursor import DataCursor, Problems, Prompt
 from beamline.coordinator.evaluator import Evaluator
 from beamline.coordinator.parts import make_lease
 from beamline.coordinator.recorder import Recorder
@@ -86,7 +86,7 @@ class Ring:
         cursor = DataCursor(prompts, lambda p: p, max_prompt_tokens=9, seed=0, source="prompts")
         lease = await make_lease(core)
         recorder = Recorder(self.run_dir, self.config)
-        sets = [(EvalSet(path="eval.parquet", num_samples=2), {"sums": prompts[:3]})]
+        sets = [(EvalSet(path="eval.parquet", num_samples=2), {"sums": Problems(prompts[:3])})]
         evaluator = Evaluator(core, sets, recorder.record_eval)
         await Coordinator(core, Admission(core, cursor, lease), evaluator, lease, recorder).serve()
 

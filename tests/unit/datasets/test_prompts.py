@@ -98,15 +98,17 @@ def test_an_effort_that_is_not_one_is_refused_by_its_variable() -> None:
         load_recipe("tiny-beam", environment={"REASONING_EFFORT": "huge"})
 
 
-def test_evaluated_prompts_are_named_by_set_or_source_and_too_long_ones_left_out(model: Path, tmp_path: Path) -> None:
+def test_evaluated_prompts_are_named_by_set_or_source_and_too_long_ones_counted(model: Path, tmp_path: Path) -> None:
     long = [{"role": "user", "content": "9" * 500}]
     rows = [row(0, data_source="a"), row(1, data_source="b"), row(2, data_source="a", prompt=long)]
     file = str(parquet(tmp_path / "rows.parquet", *rows))
     config = data_config(model, Path(file), max_prompt_tokens=100)
     tokenize = tokenizer_of(config)
-    assert {n: len(p) for n, p in eval_prompts(EvalSet(path=file), config.data, tokenize).items()} == {"a": 1, "b": 1}
-    assert len(eval_prompts(EvalSet(path=file, name="all"), config.data, tokenize)["all"]) == 2
-    with pytest.raises(ConfigError, match=r"no prompt of .* fits data\.max_prompt_tokens=3"):
+    by_source = eval_prompts(EvalSet(path=file), config.data, tokenize)
+    assert {n: (len(p.prompts), p.num_dropped) for n, p in by_source.items()} == {"a": (1, 1), "b": (1, 0)}
+    (together,) = eval_prompts(EvalSet(path=file, name="all"), config.data, tokenize).values()
+    assert [prompt.text for prompt in together.prompts] == ["0+1", "1+1"] and together.num_dropped == 1
+    with pytest.raises(ConfigError, match=r"no prompt of a in .* fits data\.max_prompt_tokens=3"):
         eval_prompts(EvalSet(path=file), replace(config.data, max_prompt_tokens=3), tokenize)
 
 

@@ -78,7 +78,7 @@ def test_data_is_prepared(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
         cli.main(["data", "prepare", "gsm8k", "--from", str(published), "--to", str(tmp_path / "data")])
     assert end.value.code == 0
     written = Path(capsys.readouterr().out.strip())
-    assert written == tmp_path / "data" / "gsm8k-test.parquet"
+    assert written == tmp_path / "data" / "gsm8k-test-cleaned.parquet"
     assert written.is_file()
 
 

@@ -23,6 +23,14 @@ class Prompt(msgspec.Struct, frozen=True):
     """The last message as a person reads it, for dumps and reports."""
 
 
+class Problems(msgspec.Struct, frozen=True):
+    """What is evaluated under one name."""
+
+    prompts: list[Prompt]
+    num_dropped: int = 0
+    """Left out as too long."""
+
+
 class DataCursor:
     """Draws prompts for ever; every epoch is a new shuffle of the same seed. Too long prompts are dropped.
 

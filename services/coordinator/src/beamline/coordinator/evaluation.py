@@ -28,12 +28,16 @@ class Evaluation:
         prompts: the problems.
         groups: one a problem, in the same order.
         max_attempts: tries of a problem before it counts as failed.
+        num_dropped: problems of the set that are not among them, for their prompts are too long.
     """
 
-    def __init__(self, name: str, prompts: list[Prompt], groups: list[PromptGroup], max_attempts: int) -> None:
+    def __init__(
+        self, name: str, prompts: list[Prompt], groups: list[PromptGroup], max_attempts: int, num_dropped: int = 0
+    ) -> None:
         self.name = name
         self.prompts = {group.group_id: prompt for group, prompt in zip(groups, prompts, strict=True)}
         self._max_attempts = max_attempts
+        self._num_dropped = num_dropped
         self._waiting = {group.group_id: group for group in groups}
         self._groups = dict(self._waiting)
         self.scored: dict[str, ScoredGroup] = {}
@@ -97,6 +101,7 @@ class Evaluation:
             "truncated": sum(reason is FinishReason.LENGTH for reason in reasons) / max(len(reasons), 1),
             "abstained": abstained / max(len(lengths), 1),
             "failed": float(len(self._groups) - len(self.scored)),
+            "dropped": float(self._num_dropped),
         }
         return EvalResult(
             step=step,

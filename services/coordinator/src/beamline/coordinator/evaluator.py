@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 from beamline.coordinator.core import Core
-from beamline.coordinator.cursor import Prompt
+from beamline.coordinator.cursor import Problems
 from beamline.coordinator.doctor.keep import NUM_GROUPS, SampleKeeper
 from beamline.coordinator.eval_dumps import Completion
 from beamline.coordinator.evaluation import Evaluation, eval_groups
@@ -14,7 +14,7 @@ from beamline.protocol.messages import EvalResult, GroupFailed, ScoredGroup
 from beamline.runtime.blob_store import BlobStore
 
 type RecordEval = Callable[[EvalResult, list[Completion]], None]
-type PromptsByName = dict[str, list[Prompt]]
+type ProblemsByName = dict[str, Problems]
 
 
 class Evaluator:
@@ -22,7 +22,7 @@ class Evaluator:
 
     Args:
         core: the coordinator's shared part.
-        sets: each configured set with its prompts by metric name.
+        sets: each configured set with its problems by metric name.
         record: takes each result with its completions.
         keeper: takes a few groups of each evaluation, for the doctor.
     """
@@ -30,7 +30,7 @@ class Evaluator:
     def __init__(
         self,
         core: Core,
-        sets: list[tuple[EvalSet, PromptsByName]],
+        sets: list[tuple[EvalSet, ProblemsByName]],
         record: RecordEval,
         keeper: SampleKeeper | None = None,
     ) -> None:
@@ -63,16 +63,16 @@ class Evaluator:
         if retry is not None:
             await self._core.bus.publish(retry)
 
-    def _begin(self, step: int, eval_set: EvalSet, prompts: PromptsByName) -> list[Evaluation]:
+    def _begin(self, step: int, eval_set: EvalSet, problems: ProblemsByName) -> list[Evaluation]:
         config = self._core.config
         # A restarted coordinator must not mistake an earlier boot's groups for its own, nor be deduplicated with them.
-        prefix = f"e{self._core.state.boots}-{step:05d}-{self._sets.index((eval_set, prompts))}"
+        prefix = f"e{self._core.state.boots}-{step:05d}-{self._sets.index((eval_set, problems))}"
         return [
             Evaluation(
                 name,
-                named,
+                named.prompts,
                 eval_groups(
-                    named,
+                    named.prompts,
                     eval_set,
                     config.rollout.sampling,
                     grader=config.reward.grader,
@@ -84,8 +84,9 @@ class Evaluator:
                     num_routed=NUM_GROUPS if self._keeper is not None else 0,
                 ),
                 config.coordinator.max_attempts,
+                named.num_dropped,
             )
-            for number, (name, named) in enumerate(prompts.items())
+            for number, (name, named) in enumerate(problems.items())
         ]
 
     async def _finish(self, step: int) -> dict[str, float]:

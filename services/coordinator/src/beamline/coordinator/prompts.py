@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
-from beamline.coordinator.cursor import DataCursor, Prompt
+from beamline.coordinator.cursor import DataCursor, Problems, Prompt
 from beamline.models.chat import ChatTokenizer
 from beamline.models.datasets import PromptRow, read_rows
 from beamline.protocol.config import DataSection, EvalSet, RunConfig
@@ -40,25 +40,27 @@ def train_cursor(config: RunConfig, tokenize: Callable[[PromptRow], Prompt]) -> 
     )
 
 
-def eval_prompts(
-    eval_set: EvalSet, data: DataSection, tokenize: Callable[[PromptRow], Prompt]
-) -> dict[str, list[Prompt]]:
-    """Prompts by metric name: the set's own, or each row's data source. Too long ones are left out.
+def eval_prompts(eval_set: EvalSet, data: DataSection, tokenize: Callable[[PromptRow], Prompt]) -> dict[str, Problems]:
+    """Problems by metric name: the set's own, or each row's data source. Too long ones are left out and counted.
 
     Raises:
-        ConfigError: a bad file, or no prompt that is short enough.
+        ConfigError: a bad file, or a name without a prompt that is short enough.
     """
-    prompts: dict[str, list[Prompt]] = defaultdict(list)
+    named: dict[str, list[Prompt]] = defaultdict(list)
     rows = _rows(eval_set.path)
     for row in rows[: eval_set.max_problems or len(rows)]:
         prompt = tokenize(row)
-        if len(prompt.tokens) <= data.max_prompt_tokens:
-            prompts[eval_set.name or prompt.data_source].append(prompt)
-    if not prompts:
-        raise ConfigError(
-            f"data.evals: no prompt of {eval_set.path} fits data.max_prompt_tokens={data.max_prompt_tokens}"
-        )
-    return prompts
+        named[eval_set.name or prompt.data_source].append(prompt)
+    problems: dict[str, Problems] = {}
+    for name, prompts in named.items():
+        fitting = [prompt for prompt in prompts if len(prompt.tokens) <= data.max_prompt_tokens]
+        if not fitting:
+            raise ConfigError(
+                f"data.evals: no prompt of {name} in {eval_set.path} fits "
+                f"data.max_prompt_tokens={data.max_prompt_tokens}: raise it"
+            )
+        problems[name] = Problems(fitting, num_dropped=len(prompts) - len(fitting))
+    return problems
 
 
 def _rows(path: str) -> list[PromptRow]:

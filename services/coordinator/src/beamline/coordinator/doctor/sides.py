@@ -109,6 +109,7 @@ def _prompts(case: Case, number: int) -> list[Prompt]:
     tokenize = tokenizer_of(config)
     if config.data.evals or config.data.train:
         chosen = config.data.evals[0] if config.data.evals else EvalSet(path=config.data.train)
-        found = [prompt for named in eval_prompts(chosen, config.data, tokenize).values() for prompt in named]
+        named = eval_prompts(chosen, config.data, tokenize).values()
+        found = [prompt for problems in named for prompt in problems.prompts]
         return found[:number]
     return [tokenize(row) for row in chained_sums.rows(chained_sums.eval_problems(number), "doctor")]

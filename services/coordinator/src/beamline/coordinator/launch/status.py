@@ -1,6 +1,6 @@
 """How a run stands, as a table: from the coordinator while it lives, from its summary afterwards."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from rich.console import Console
@@ -40,6 +40,16 @@ def show_summary(summary: Summary, console: Console) -> None:
     ledger = summary.ledger
     names = ("issued", "trained", "filtered", "stale", "failed")
     console.print(ledger_line({name: getattr(ledger, name) for name in names}))
+    for line in data_lines(summary.steps[-1].values if summary.steps else {}):
+        console.print(line)
+
+
+def data_lines(values: Mapping[str, float]) -> list[str]:
+    """Where the data cursor stands after a step; nothing where the step does not tell."""
+    if "data/epoch" not in values:
+        return []
+    dropped = values["data/dropped_prompts"]
+    return [f"prompts: {values['data/epoch']:.3f} epochs drawn, {dropped:.0f} prompts left out as too long"]
 
 
 def ledger_line(ledger: dict[str, int]) -> str:

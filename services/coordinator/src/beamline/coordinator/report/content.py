@@ -23,6 +23,8 @@ STEP_COLUMNS = (
     ("timing/sync", "sync s", "{:.2f}"),
     ("timing/step", "step s", "{:.2f}"),
     ("throughput/tokens_per_s", "tokens/s", "{:,.0f}"),
+    ("data/epoch", "epochs", "{:.3f}"),
+    ("data/dropped_prompts", "too long", "{:.0f}"),
 )
 
 type Dumps = Mapping[tuple[int, str], Sequence[Completion]]
