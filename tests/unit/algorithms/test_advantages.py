@@ -4,6 +4,7 @@ import math
 from functools import partial
 
 import pytest
+from examples.own_advantage import median
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -157,6 +158,12 @@ def test_an_own_function_that_answers_wrongly_is_named_with_the_group(wrong, mes
     with pytest.raises(AdvantageError) as error:
         batch_advantages("mine:centred", wrong, [[1.0, 0.0], [1.0, None, 0.0]], ["g-1", "g-2"])
     assert "algorithm.advantage=mine:centred" in str(error.value) and message in str(error.value)
+
+
+def test_the_advantage_of_the_examples_is_its_formula():
+    rewards = [[1.0, None, 0.0, 0.0], [0.5], [None], [0.0, 1.0]]
+    found = batch_advantages("examples.own_advantage:median", median, rewards, ["g-1", "g-2", "g-3", "g-4"])
+    assert found == [[1.0, None, 0.0, 0.0], [0.0], [None], [-0.5, 0.5]]
 
 
 def test_what_comes_through_the_check_is_what_the_function_said():

@@ -3,11 +3,20 @@
 import numpy as np
 import pytest
 import torch
+from examples.own_loss import penalised
 
 from beamline.algorithms.kl import ESTIMATORS, KLPenalty, k1, k2, k3
 from beamline.algorithms.loss_check import LossError, checked_loss
-from beamline.algorithms.losses import Clip, PolicyLoss, TokenLoss, cispo_loss
+from beamline.algorithms.losses import LOSSES, Clip, PolicyLoss, TokenLoss, cispo_loss
 from beamline.algorithms.off_policy import OffPolicy, TokenMask
+from beamline.protocol import algorithm_config
+from beamline.protocol.algorithm_config import KLSection
+
+
+def test_the_names_of_the_recipe_are_those_of_the_functions():
+    assert set(algorithm_config.LOSSES) == set(LOSSES)
+    assert {KLSection(estimator=name).estimator for name in ESTIMATORS} == set(ESTIMATORS)
+
 
 D = np.array([0.0, 0.5, -0.5, 2.0, 15.0, 60.0, -60.0])
 """reference - logprobs."""
@@ -116,6 +125,16 @@ def test_an_own_loss_is_passed_through():
     found = PolicyLoss(surrogate=checked_loss("mine:plain", plain))(logprobs, old, rollout, advantages, sequences, 10)
     (gradient,) = torch.autograd.grad(found.loss_L.sum(), logprobs)
     assert torch.equal(gradient, -advantages)
+
+
+def test_the_loss_of_the_examples_is_its_formula():
+    logprobs, old, rollout, advantages, sequences, _, _ = columns(3)
+    loss = PolicyLoss(surrogate=checked_loss("examples.own_loss:penalised", penalised))
+    found = loss(logprobs, old, rollout, advantages, sequences, 10)
+    d = (logprobs - old).detach().numpy()
+    np.testing.assert_allclose(found.loss_L.detach().numpy(), -np.exp(d) * advantages.numpy() + d**2, rtol=1e-12)
+    (gradient,) = torch.autograd.grad(found.loss_L.sum(), logprobs)
+    np.testing.assert_allclose(gradient.numpy(), -np.exp(d) * advantages.numpy() + 2 * d, rtol=1e-12)
 
 
 def short(*arguments) -> TokenLoss:

@@ -73,6 +73,8 @@ class DynamicSamplingSection(Section, kw_only=True):
 
 
 class AlgorithmSection(Section, kw_only=True):
+    """docs/algorithms.md gives the formula of every choice."""
+
     advantage: str = "grpo"
     """grpo, rloo, reinforce_pp, maxrl, or a function of your own."""
     normalize_std: bool = True
