@@ -7,18 +7,14 @@ import msgspec
 import pytest
 
 from beamline.coordinator.summary import Summary
-from real_runs import Run, beamline, processes_of, run_to_end, shared_memory_of
+from real_runs import DEMO_STEPS, Run, beamline
 
-NUM_STEPS = 20
+NUM_STEPS = DEMO_STEPS
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    run = run_to_end("tiny-beam", tmp_path_factory.mktemp("demo"), f"trainer.num_steps={NUM_STEPS}")
-    assert run.code == 0, run.output
-    assert processes_of(run.path) == [], "something is left running"
-    assert shared_memory_of(run.path) == [], "something is left in shared memory"
-    return run
+@pytest.fixture
+def run(demo: Run) -> Run:
+    return demo
 
 
 def test_accuracy_on_held_out_problems_rises_by_0_30(run: Run):

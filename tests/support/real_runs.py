@@ -19,6 +19,7 @@ from beamline.runtime.shm_blobs import shm_root
 ROOT = Path(__file__).resolve().parents[2]
 BEAMLINE = str(ROOT / "bin" / "beamline")
 RUN_DEADLINE_S = 600.0
+DEMO_STEPS = 20
 
 
 @dataclass(frozen=True)

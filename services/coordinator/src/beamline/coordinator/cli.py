@@ -27,6 +27,8 @@ app.add_typer(doctor_app, name="doctor")
 
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="The run's name under --runs, or its folder.")]
 Runs = Annotated[Path, typer.Option("--runs", help="The folder that holds the runs.")]
+WIDE = 240
+"""Columns for a table that is not to be squeezed into a narrow terminal or a pipe."""
 CONFIG_EXIT = 2
 INTERRUPTED_EXIT = 130
 """128 + SIGINT, as shells have it."""
@@ -53,6 +55,54 @@ def run(
     show_summary(summary, Console(soft_wrap=True))
     for line in artifact_lines(run_dir, summary):
         typer.echo(line)
+
+
+@app.command("eval")
+def evaluate(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A name in recipes/, or a YAML file.")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[A.B=C]...", help="Settings to change.")] = None,
+    checkpoint: Annotated[
+        str,
+        typer.Option(help="A checkpoint's or run's folder, a Hugging Face directory, or latest. Default: model.path."),
+    ] = "",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run of that name.")] = False,
+) -> None:
+    """Evaluate a checkpoint on the recipe's eval sets, without training."""
+    from rich.console import Console
+
+    from beamline.coordinator import eval_command
+    from beamline.coordinator.eval_table import show_evaluations
+    from beamline.coordinator.launch.display import choose_display
+    from beamline.coordinator.launch.status import artifact_lines
+
+    run_dir, summary = eval_command.evaluate(
+        recipe, overrides or [], checkpoint, choose_display(), os.environ, overwrite=overwrite
+    )
+    show_evaluations(summary.evaluations, Console(width=WIDE, soft_wrap=True))
+    for line in artifact_lines(run_dir, summary):
+        typer.echo(line)
+    eval_command.check_graded(summary)
+
+
+@app.command()
+def compare(
+    first: Annotated[str, typer.Argument(metavar="RUN", help="A run's name under --runs, or its folder.")],
+    second: Annotated[str, typer.Argument(metavar="RUN", help="Another one.")],
+    metric: Annotated[list[str] | None, typer.Option(help="A metric to compare as well; may be repeated.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Put two runs side by side, with the significance of what differs."""
+    from rich.console import Console
+
+    from beamline.coordinator.compare_command import as_json, compare_runs
+    from beamline.coordinator.compare_text import show_comparison
+
+    comparison = compare_runs(first, second, runs, metric or [])
+    if json:
+        typer.echo(as_json(comparison))
+    else:
+        show_comparison(comparison, Console(width=WIDE, soft_wrap=True, markup=False, highlight=False))
 
 
 @app.command()

@@ -5,9 +5,8 @@ load weights, and accuracies that can be compared with those of training.
 """
 
 import asyncio
-import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -29,26 +28,33 @@ VERIFY_DEADLINE_S = 3600.0
 
 
 def evaluate(
-    recipe: str, overrides: Sequence[str], checkpoint: str, display: Display, *, overwrite: bool
+    recipe: str,
+    overrides: Sequence[str],
+    checkpoint: str,
+    display: Display,
+    base_environment: Mapping[str, str],
+    *,
+    overwrite: bool,
 ) -> tuple[Path, Summary]:
     """Evaluate and return the evaluation's own run folder with its summary.
 
     Args:
         checkpoint: a checkpoint's folder, a run's folder, a Hugging Face directory, or "latest" for the newest
             checkpoint of the recipe's run; empty evaluates the recipe's own model.
+        base_environment: the user's.
 
     Raises:
         ConfigError: no such recipe or checkpoint, a damaged one, or a recipe that evaluates nothing.
         BeamlineError: as `launch.run.run`.
     """
-    config = load_recipe(recipe, overrides)
+    config = load_recipe(recipe, overrides, base_environment)
     if not config.data.evals:
         raise ConfigError(
             f"recipe {recipe} evaluates nothing: name what to evaluate on, as in "
             "data.evals=[{path: data/aime-2025.parquet, name: aime-2025}]"
         )
     own_name = any(override.startswith("run.name=") for override in overrides)
-    policy = str(policy_of(checkpoint, config)) if checkpoint else config.model.path
+    policy = str(policy_of(checkpoint, config, base_environment)) if checkpoint else config.model.path
     folder = asyncio.run(run(eval_config(config, policy, own_name=own_name), display, overwrite=overwrite))
     return folder, read_summary(folder / "summary.json")
 
@@ -71,7 +77,7 @@ def eval_config(config: RunConfig, policy: str, *, own_name: bool) -> RunConfig:
     )
 
 
-def policy_of(checkpoint: str, config: RunConfig) -> Path:
+def policy_of(checkpoint: str, config: RunConfig, base_environment: Mapping[str, str]) -> Path:
     """The Hugging Face directory that is meant by `--checkpoint`. Raises ConfigError naming what is wrong with it."""
     path = Path(checkpoint)
     if checkpoint == LATEST and not path.exists():
@@ -90,7 +96,7 @@ def policy_of(checkpoint: str, config: RunConfig) -> Path:
             f"--checkpoint {path} is neither a checkpoint, which has a manifest.json, nor a Hugging Face directory, "
             "which has a config.json"
         )
-    return _verified(path) / "policy"
+    return _verified(path, base_environment) / "policy"
 
 
 def _checkpoints_of(run_dir: Path) -> Path:
@@ -102,10 +108,10 @@ def _checkpoints_of(run_dir: Path) -> Path:
     return root
 
 
-def _verified(checkpoint: Path) -> Path:
+def _verified(checkpoint: Path, base_environment: Mapping[str, str]) -> Path:
     """A checkpoint's folder, its files compared with its manifest. Raises ConfigError in the trainer's words."""
     command = [str(interpreter("trainer")), "-m", "beamline.trainer.verify", str(checkpoint)]
-    settings = environment(os.environ, threads=1)
+    settings = environment(base_environment, threads=1)
     try:
         ended = subprocess.run(
             command, env=settings, capture_output=True, text=True, timeout=VERIFY_DEADLINE_S, check=False

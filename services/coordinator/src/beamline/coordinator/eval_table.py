@@ -14,7 +14,7 @@ def show_evaluations(evaluations: Sequence[Evaluation], console: Console) -> Non
     """Accuracy with its interval over problems, pass@k, and what happened to the samples."""
     ks = sorted({int(name.removeprefix(_PASS)) for e in evaluations for name in e.values if name.startswith(_PASS)})
     header = ("evaluation", "problems", "samples", "accuracy", "95 %", *(f"pass@{k}" for k in ks if k > 1))
-    table = Table(*header, "mean length", "truncated", "abstained", "failed", box=None)
+    table = Table(*header, "mean length", "truncated", "abstained", "failed", "dropped", box=None)
     for evaluation in evaluations:
         values = evaluation.values
         table.add_row(
@@ -28,6 +28,7 @@ def show_evaluations(evaluations: Sequence[Evaluation], console: Console) -> Non
             percent(values["truncated"]),
             percent(values["abstained"]),
             f"{values['failed']:.0f}",
+            f"{values['dropped']:.0f}",
         )
     console.print(table)
 

@@ -65,9 +65,6 @@ class Evaluation:
     def owns(self, group_id: str) -> bool:
         return group_id in self._groups
 
-    def overdue(self, now: float) -> list[PromptGroup]:
-        return [group for group in self._waiting.values() if group.deadline < now]
-
     def record(self, result: ScoredGroup | GroupFailed) -> PromptGroup | None:
         """Take a result. Returns the next attempt of a group that failed and may be tried again."""
         group = self._waiting.get(result.group_id)
