@@ -21,6 +21,7 @@ needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"published data sets 
         ("gsm8k", "so #### -5 ", "-5", "gsm8k"),
         ("aime-2025", "033", "33", "aime-2025"),
         ("aime-2025", 70, "70", "aime-2025"),
+        ("aime-2025", r"336^\circ", "336", "aime-2025"),
         ("aime-2024", "000", "0", "math_dapo"),
         ("math-500", r"\frac{14}{3}", r"\frac{14}{3}", "math-500"),
     ],

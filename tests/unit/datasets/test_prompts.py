@@ -116,3 +116,10 @@ def test_a_bad_row_is_named_by_file_row_and_field(model: Path, tmp_path: Path) -
     file = parquet(tmp_path / "rows.parquet", row(0), row(1, ability=None))
     with pytest.raises(ConfigError, match=r"rows\.parquet row 2: field 'ability' is missing"):
         first_prompt(data_config(model, file))
+
+
+def test_a_recipe_finds_its_files_where_data_dir_says() -> None:
+    config = load_recipe("tiny-beam-gsm8k", environment={"DATA_DIR": "/sets"})
+    assert config.data.train == "/sets/gsm8k-train-cleaned.parquet"
+    assert config.data.evals[0].path == "/sets/aime-2025-cleaned.parquet"
+    assert load_recipe("tiny-beam-gsm8k", environment={}).data.train == "data/gsm8k-train-cleaned.parquet"

@@ -33,8 +33,8 @@ def _last_number(answer: Any) -> str:
 
 
 def _competition_integer(answer: Any) -> str:
-    """AIME: an integer from 0 to 999, published with or without leading zeros."""
-    text = str(answer).strip()
+    """AIME: an integer from 0 to 999, published with or without leading zeros, an angle perhaps with its degrees."""
+    text = str(answer).strip().removesuffix(r"^\circ")
     if not text.isdecimal() or len(text) > 3:
         raise ValueError("not an integer from 0 to 999")
     return str(int(text))
