@@ -132,7 +132,6 @@ class Ring:
         )
         mini_batches = [
             m.MiniBatch(
-                num_loss_tokens=sum(lengths[sample] for rank in deal for sample in rank),
                 ranks=[[m.Place(group=0, sample=sample) for sample in rank] for rank in deal],
             )
             for deal in deals

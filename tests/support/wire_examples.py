@@ -104,7 +104,7 @@ MESSAGES: tuple[m.Message, ...] = (
                 rewards=[1.0, None],
             )
         ],
-        mini_batches=[m.MiniBatch(num_loss_tokens=61, ranks=[[m.Place(group=0, sample=0)], []])],
+        mini_batches=[m.MiniBatch(ranks=[[m.Place(group=0, sample=0)], []])],
     ),
     m.PolicyUpdate(
         step=4,

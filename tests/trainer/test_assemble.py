@@ -33,7 +33,7 @@ async def group(
 
 def step_of(groups: list[m.TrainGroup], num_samples: int) -> m.TrainBatch:
     places = [m.Place(group=g, sample=s) for g in range(len(groups)) for s in range(num_samples)]
-    return m.TrainBatch(step=5, groups=groups, mini_batches=[m.MiniBatch(num_loss_tokens=8, ranks=[places])])
+    return m.TrainBatch(step=5, groups=groups, mini_batches=[m.MiniBatch(ranks=[places])])
 
 
 async def test_every_loss_token_knows_its_policy_and_every_trajectory_its_source():

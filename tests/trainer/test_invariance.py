@@ -82,7 +82,7 @@ def message(train_groups: list[m.TrainGroup], cut: Cut) -> m.TrainBatch:
         ranks: list[list[m.Place]] = [[] for _ in range(cut.num_ranks)]
         for place in rng.permutation(len(places)) if cut is not WHOLE else range(len(places)):
             ranks[rng.integers(cut.num_ranks)].append(places[place])
-        minis.append(m.MiniBatch(num_loss_tokens=0, ranks=ranks))
+        minis.append(m.MiniBatch(ranks=ranks))
     return m.TrainBatch(step=1, groups=train_groups, mini_batches=minis)
 
 

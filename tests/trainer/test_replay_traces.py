@@ -98,8 +98,8 @@ class Store:
             await self._group("g1", encode_blob(blob(ids(1), group_id="g1"))),
         ]
         minis = [
-            m.MiniBatch(num_loss_tokens=12, ranks=[[m.Place(group=0, sample=0), m.Place(group=1, sample=0)], []]),
-            m.MiniBatch(num_loss_tokens=4, ranks=[[], [m.Place(group=0, sample=1), m.Place(group=1, sample=1)]]),
+            m.MiniBatch(ranks=[[m.Place(group=0, sample=0), m.Place(group=1, sample=0)], []]),
+            m.MiniBatch(ranks=[[], [m.Place(group=0, sample=1), m.Place(group=1, sample=1)]]),
         ]
         return m.TrainBatch(step=3, groups=groups, mini_batches=minis)
 

@@ -81,7 +81,7 @@ class Bench:
             for i, part in enumerate(lengths)
         ]
         minis = [
-            m.MiniBatch(num_loss_tokens=sum(part), ranks=[[m.Place(group=i, sample=1), m.Place(group=i, sample=0)]])
+            m.MiniBatch(ranks=[[m.Place(group=i, sample=1), m.Place(group=i, sample=0)]])
             for i, part in enumerate(lengths)
         ]
         return m.TrainBatch(step=step, groups=groups, mini_batches=minis)
@@ -147,7 +147,7 @@ async def test_trajectories_arrive_as_the_blob_has_them(bench: Bench):
 
 async def test_blobs_that_are_gone_and_places_that_are_not_there_are_named(bench: Bench):
     message = await bench.batch(1)
-    beyond = m.MiniBatch(num_loss_tokens=5, ranks=[[m.Place(group=0, sample=9)]])
+    beyond = m.MiniBatch(ranks=[[m.Place(group=0, sample=9)]])
     with pytest.raises(ProtocolError, match="group 0, sample 9 has no advantage"):
         await assemble(m.TrainBatch(step=1, groups=message.groups, mini_batches=[beyond]), bench.blobs)
     with pytest.raises(ProtocolError, match="no share for rank 1"):

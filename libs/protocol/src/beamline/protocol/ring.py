@@ -164,8 +164,6 @@ class Place(Part, kw_only=True, array_like=True):
 class MiniBatch(Part, kw_only=True):
     """Ends in one optimizer update."""
 
-    num_loss_tokens: int
-    """Sum of the loss mask over the mini-batch: the global denominator of token_mean."""
     ranks: list[list[Place]]
     """Per data-parallel rank, token-balanced."""
 

@@ -120,7 +120,6 @@ class Batcher:
             for sample, advantage in enumerate(train_groups[group].advantages)
             if advantage is not None
         ]
-        lengths = [groups[place.group].response_lengths[place.sample] for place in places]
-        total = [groups[place.group].num_prompt_tokens + n for place, n in zip(places, lengths, strict=True)]
-        ranks = [[places[i] for i in rank] for rank in balance(total, self.num_ranks)]
-        return MiniBatch(num_loss_tokens=sum(lengths), ranks=ranks)
+        lengths = [groups[p.group].num_prompt_tokens + groups[p.group].response_lengths[p.sample] for p in places]
+        ranks = [[places[i] for i in rank] for rank in balance(lengths, self.num_ranks)]
+        return MiniBatch(ranks=ranks)
