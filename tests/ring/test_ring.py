@@ -16,6 +16,7 @@ from beamline.coordinator.coordinator import Coordinator
 from beamline.coordinator.core import Core
 from beamline.coordinator.cursor import DataCursor, Problems, Prompt
 from beamline.coordinator.evaluator import Evaluator
+from beamline.coordinator.journal import Issued, decode_record
 from beamline.coordinator.parts import make_lease
 from beamline.coordinator.recorder import Recorder
 from beamline.coordinator.summary import Summary
@@ -82,13 +83,19 @@ class Ring:
     async def coordinate(self) -> None:
         core = self.core = Core(self.config, self.bus, self.blobs)
         await core.replay()
-        prompts = [Prompt(str(i), "sums", "4", [1] * (3 + i % 3)) for i in range(10)]
-        cursor = DataCursor(prompts, lambda p: p, max_prompt_tokens=9, seed=0, source="prompts")
+        prompts = [Prompt(str(i), "sums", "4", [1] * (3 + i % 3 if i != 7 else 10)) for i in range(10)]
+        cursor = self.cursor = DataCursor(prompts, lambda p: p, max_prompt_tokens=9, seed=0, source="prompts")
         lease = await make_lease(core)
         recorder = Recorder(self.run_dir, self.config)
         sets = [(EvalSet(path="eval.parquet", num_samples=2), {"sums": Problems(prompts[:3])})]
         evaluator = Evaluator(core, sets, recorder.record_eval)
         await Coordinator(core, Admission(core, cursor, lease), evaluator, lease, recorder).serve()
+
+    async def issued(self) -> list[str]:
+        """Prompts of the journal, each with the first attempt."""
+        records = [decode_record(payload) async for payload in self.bus.replay()]
+        prompts = [record.prompt for record in records if isinstance(record, Issued)]
+        return [prompt.task.prompt_id for prompt in prompts if prompt.attempt == 0]
 
     async def run(self) -> None:
         for worker in (self.trainer, self.reward, *self.rollouts):
@@ -129,6 +136,15 @@ class Ring:
         return coordinator
 
 
+def drawn_undisturbed(cursor: DataCursor, number: int) -> tuple[list[str], int]:
+    """The prompts that a coordinator issues that nothing happens to, and where its cursor then stands."""
+    issued, position = list[str](), 0
+    for _ in range(number):
+        prompt, position = cursor.draw(position)
+        issued.append(prompt.prompt_id)
+    return issued, position
+
+
 @pytest.mark.parametrize("seed", range(200))
 def test_the_ring_keeps_its_promises(seed: int, tmp_path: Path):
     ring = Ring(seed, tmp_path)
@@ -165,6 +181,10 @@ def check(ring: Ring) -> list[dict[str, float]]:
     assert min(witness.staleness) >= 0 and max(witness.staleness) <= ring.config.coordinator.max_staleness
     assert counts["issued"] == counts["trained"] + counts["filtered"] + counts["stale"] + counts["failed"]
     assert counts["in_flight"] == 0
+    prompts, position = drawn_undisturbed(ring.cursor, counts["issued"])
+    assert asyncio.run(ring.issued()) == prompts
+    assert ring.core.state.position == position
+    assert ring.core.state.num_dropped == position - len(prompts)
     summary = msgspec.json.decode((ring.run_dir / "summary.json").read_bytes(), type=Summary)
     trained = [step for step in summary.steps if "reward/mean" in step.values]
     assert [step.step for step in trained] == list(range(1, NUM_STEPS + 1))
