@@ -80,14 +80,14 @@ def test_ground_truths_are_read_by_the_grader(
     assert code == (1 if unreadable else 0)
     assert (found["num_rows"], found["grader"]) == (4, grader)
     assert [finding["text"].partition(":")[0] for finding in found["findings"]] == [f'"{t}"' for t in unreadable]
-    assert found["problems"] == ({"unreadable_truth": len(unreadable)} if unreadable else {})
+    assert found["faults"] == ({"unreadable_truth": len(unreadable)} if unreadable else {})
 
 
 def test_the_output_is_bounded_unless_all_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = parquet(tmp_path / "rows.parquet", *(row(0) for _ in range(31)))
     _, out, _ = command(capsys, "data", "check", file, "--grader", "none")
     assert out.count("the prompt of row 1 again") == 20
-    assert "30 prompts that stand in an earlier row (10 not shown: --all)" in out
+    assert "duplicate_prompt (prompts that stand in an earlier row): 30, 10 not shown: --all" in out
     _, out, _ = command(capsys, "data", "check", file, "--grader", "none", "--all")
     assert out.count("the prompt of row 1 again") == 30
 

@@ -61,11 +61,11 @@ class Examination:
             yield f"{where}{finding.text}"
         for kind, count in self._counts(findings).items():
             left = count - sum(finding.kind == kind for finding in findings.kept)
-            yield f"{count:>8,} {KINDS[kind]}" + (f" ({left:,} not shown: --all)" if left else "")
-        looked_at = f"{findings.num_rows:,} rows"
+            yield f"{kind} ({KINDS[kind]}): {count:,}" + (f", {left:,} not shown: --all" if left else "")
+        total, looked_at = findings.counts.total(), f"{findings.num_rows:,} rows"
         looked_at += f", the longest prompt of {findings.longest_prompt:,} tokens" if self.model else ""
         looked_at += f", ground truths by {self.grader}" if self.grader else ""
-        yield f"{self.file}: {looked_at}: " + (f"{findings.counts.total():,} problems" if findings.counts else "sound")
+        yield f"{self.file}: {looked_at}: " + (f"found faults: {total:,}" if total else "sound")
         if not self.model:
             yield "the lengths of the prompts were not looked at: give --model"
 
@@ -76,7 +76,7 @@ class Examination:
             "num_rows": findings.num_rows,
             "longest_prompt": findings.longest_prompt if self.model else None,
             "grader": self.grader or None,
-            "problems": self._counts(findings),
+            "faults": self._counts(findings),
             "findings": [asdict(finding) for finding in findings.kept],
         }
         return json.dumps(found, ensure_ascii=False)
