@@ -53,7 +53,7 @@ MISMATCH = Figure(
     metric="policy/mismatch_abs_mean",
     title="Trainer–engine mismatch",
     unit="mean |old − rollout| log-probability",
-    format=".2~e",
+    format=".2~g",
     meaning="Distance of the trainer's log-probabilities from the engine's, before the first update",
     from_zero=True,
 )
