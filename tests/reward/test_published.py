@@ -2,11 +2,13 @@
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from beamline.reward import gsm8k, math_dapo, math_verify_grader
 
+PAGE = Path(__file__).parents[2] / "docs" / "rewards.md"
 GRADERS = {"math_dapo": math_dapo.grade, "math_verify": math_verify_grader.grade, "gsm8k": gsm8k.grade}
 
 SPELLINGS: dict[str, Callable[[str], str]] = {
@@ -72,3 +74,47 @@ def test_every_published_worked_answer_of_gsm8k_is_right(published, name):
     answers = [row["answer"] for row in published(name)]
     assert [a for a in answers if gsm8k.grade(a, a.rpartition("####")[2].strip()).acc != 1.0] == []
     assert [a for a in answers if gsm8k.grade(a, a).acc != 1.0] == []
+
+
+def cells(heading: str) -> list[list[str]]:
+    """Rows of the table under a heading of docs/rewards.md, without its head; code spans lose their marks."""
+    section = PAGE.read_text(encoding="utf-8").partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    return [[cell.strip().strip("`") for cell in line.strip("|").split(" | ")] for line in lines[2:]]
+
+
+def test_the_page_tells_how_often_the_math_graders_agree_with_labels(published):
+    """Texts, and how many verdicts are as labelled; of MATH-500 every answer is right beside itself."""
+    solutions, problems = published("gsm8k-graded-solutions.jsonl"), published("math-500.jsonl")
+    labelled = [(row["solution"], row["ground_truth"], row["is_correct"]) for row in solutions]
+    renamed = [(re.sub(r"(?m)^\s*(?:A:|####)", "Answer:", text), truth, label) for text, truth, label in labelled]
+    sets = {"GSM8K solutions, as they are": labelled, "GSM8K solutions, `Answer:` for `A:` and `####`": renamed}
+    for name, spell in SPELLINGS.items():
+        sets[f"MATH-500, {name}"] = [(spell(row["answer"]), row["answer"], True) for row in problems]
+    found = [[name, str(len(rows)), *(str(agreed(grader, rows)) for grader in GRADERS)] for name, rows in sets.items()]
+    found = [row if row[0].startswith("GSM8K") else [*row[:4], "-"] for row in found]
+    assert [[cell.replace("`", "") for cell in row] for row in cells("The math graders beside labels")] == [
+        [cell.replace("`", "") for cell in row] for row in found
+    ]
+
+
+def agreed(grader: str, rows: list[tuple[str, str, bool]]) -> int:
+    """How many verdicts are as labelled; a ground truth that a grader cannot read has none."""
+    num_agreed = 0
+    for text, truth, label in rows:
+        try:
+            num_agreed += GRADERS[grader](text, truth).acc == label
+        except ValueError:
+            continue
+    return num_agreed
+
+
+def test_the_page_tells_where_the_math_graders_differ():
+    """Every row of its table is graded here; some of them are where the two agree."""
+    rows = cells("Where the math graders differ")
+    assert len(rows) > 20
+    for answer, truth, by_dapo, by_verify, why in rows:
+        for grader, told in (("math_dapo", by_dapo), ("math_verify", by_verify)):
+            acc = GRADERS[grader](f"Answer: {answer}", truth).acc
+            assert {1.0: "right", 0.0: "wrong"}[acc] == told, (grader, answer, truth)
+        assert why

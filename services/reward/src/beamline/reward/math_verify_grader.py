@@ -6,6 +6,8 @@ grades is killed instead, and the trajectory abstains.
 
 import logging
 import re
+from functools import lru_cache
+from typing import Any
 
 from math_verify import parse, verify
 
@@ -24,12 +26,23 @@ def grade(text: str, ground_truth: str) -> Verdict:
 
     The answer is what follows the last `Answer:`; without one, what the library finds in the whole text (a box, a
     formula, a number).
+
+    Raises:
+        ValueError: a ground truth in which the library finds nothing to compare with.
     """
+    expected = _read(ground_truth)
     answer = last_answer(text).strip()
     found = parse(_as_math(answer) if answer else text, parsing_timeout=NO_LIMIT)
-    expected = parse(_as_math(ground_truth), parsing_timeout=NO_LIMIT)
     correct = bool(found) and verify(expected, found, timeout_seconds=NO_LIMIT)
     return right_or_wrong(correct, pred=answer or str(found[-1] if found else ""))
+
+
+@lru_cache(maxsize=1)
+def _read(ground_truth: str) -> list[Any]:
+    """Once for all responses of a group. Raises ValueError where there is nothing to compare with."""
+    if not (expected := parse(_as_math(ground_truth), parsing_timeout=NO_LIMIT)):
+        raise ValueError(f"ground truth {ground_truth!r} is no formula: math_verify needs a number or LaTeX")
+    return expected
 
 
 def _as_math(answer: str) -> str:
