@@ -1,11 +1,21 @@
 """Evaluations as groups of the ring: how they are sampled and graded, and what their results come to."""
 
+import json
+from pathlib import Path
+from typing import cast
+
 import msgspec
 import pytest
 
-from beamline.coordinator.cursor import Prompt
+from beamline.coordinator.core import Core
+from beamline.coordinator.cursor import Problems, Prompt
 from beamline.coordinator.evaluation import Evaluation, eval_groups
-from beamline.protocol.config import EvalSet, SamplingSection
+from beamline.coordinator.evaluator import Evaluator
+from beamline.coordinator.prompts import eval_prompts
+from beamline.models.dataset_preparation import prepare
+from beamline.models.datasets import PromptRow
+from beamline.protocol.config import DataSection, EvalSet, SamplingSection
+from beamline.protocol.errors import ConfigError
 from beamline.protocol.messages import FinishReason, PromptGroup, Purpose
 from ring_messages import failed, scored
 
@@ -39,6 +49,28 @@ def test_a_set_is_sampled_as_it_says_and_else_as_in_training():
     assert (own.sampling.temperature, own.sampling.top_p, own.sampling.max_tokens) == (0.6, 0.95, 512)
     assert own.task.grader == "math_verify"
     assert groups_of(EvalSet(path="x", temperature=0, num_samples=1))[0].sampling.top_p == 1.0
+
+
+def problems_of(path: Path, name: str = "") -> dict[str, Problems]:
+    def tokenize(row: PromptRow) -> Prompt:
+        return Prompt(f"{row.data_source}/{row.index}", row.data_source, row.ground_truth, [1, 2])
+
+    return eval_prompts(EvalSet(path=str(path), name=name), DataSection(), tokenize)
+
+
+def test_metrics_are_called_after_the_set_or_its_data_source(tmp_path: Path):
+    """AIME 2025 by its own name, AIME 2024 by the grader's, as in its published file."""
+    for year in (2024, 2025):
+        (tmp_path / f"{year}.jsonl").write_text(json.dumps({"problem": f"What is {year}?", "answer": "7"}) + "\n")
+        prepare(f"aime-{year}", tmp_path / f"{year}.jsonl", tmp_path)
+    files = {file.name.removesuffix("-cleaned.parquet"): file for file in tmp_path.glob("*.parquet")}
+    assert list(problems_of(files["aime-2025"])) == ["aime-2025"]
+    assert list(problems_of(files["aime-2024"])) == ["math_dapo"]
+    assert list(problems_of(files["aime-2024"], name="aime-2024")) == ["aime-2024"]
+    core = cast(Core, None)  # nothing is evaluated
+    sets = [(EvalSet(path="x"), problems_of(files["aime-2024"])), (EvalSet(path="y"), problems_of(files["aime-2024"]))]
+    with pytest.raises(ConfigError, match="2 sets are recorded as eval/math_dapo/"):
+        Evaluator(core, sets, lambda result, completions: None)
 
 
 def test_every_policy_is_sampled_with_the_same_seeds():

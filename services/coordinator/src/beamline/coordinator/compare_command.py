@@ -27,8 +27,7 @@ def compare_runs(first: str, second: str, runs: Path, metrics: Sequence[str]) ->
     names = [folder.name for folder in folders]
     if names[0] == names[1]:
         names = [first, second]
-    sides = [read_side(name, folder) for name, folder in zip(names, folders, strict=True)]
-    return compare(*sides, metrics)
+    return compare(read_side(names[0], folders[0]), read_side(names[1], folders[1]), metrics)
 
 
 def as_json(comparison: Comparison) -> str:

@@ -10,6 +10,7 @@ from beamline.coordinator.eval_dumps import Completion
 from beamline.coordinator.evaluation import Evaluation, eval_groups
 from beamline.protocol.blobs import Trajectories, decode_blob
 from beamline.protocol.config import EvalSet
+from beamline.protocol.errors import ConfigError
 from beamline.protocol.messages import EvalResult, GroupFailed, ScoredGroup
 from beamline.runtime.blob_store import BlobStore
 
@@ -25,6 +26,9 @@ class Evaluator:
         sets: each configured set with its problems by metric name.
         record: takes each result with its completions.
         keeper: takes a few groups of each evaluation, for the doctor.
+
+    Raises:
+        ConfigError: two sets under one name.
     """
 
     def __init__(
@@ -34,6 +38,12 @@ class Evaluator:
         record: RecordEval,
         keeper: SampleKeeper | None = None,
     ) -> None:
+        names = [name for _, problems in sets for name in problems]
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigError(
+                    f"data.evals: {names.count(name)} sets are recorded as eval/{name}/*: give each a name of its own"
+                )
         self._core = core
         self._sets = sets
         self._record = record
