@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import threading
@@ -19,8 +20,10 @@ from beamline.reward.code_tests import read_tests, same_output
 from beamline.reward.sandbox import Sandbox
 from processes import wait_gone
 
-LIMITS = CodeSection(cpu_s=1, wall_s=3.0, memory_mib=256, output_kib=64)
+LIMITS = CodeSection(cpu_s=1, wall_s=2.0, memory_mib=256, output_kib=64)
 SQUARE = [{"stdin": "3\n", "stdout": "9\n"}, {"stdin": "4", "stdout": "16"}]
+SPENT = "used more than 1 s of processor time|the completion has ended|ran out of time"
+"""Of processor time or, on a busy machine, of time."""
 ADD = ["assert add(2, 3) == 5", "assert add(-1, 1) == 0"]
 
 
@@ -85,8 +88,8 @@ def test_right_code_passes(grade, code, tests):
         ("def add(a, b):\n    return a * b", {"asserts": ADD}, "line 1: AssertionError"),
         ("def sub(a, b):\n    return a - b", {"asserts": ADD}, "NameError"),
         ("syntax error", {"asserts": ADD}, "line 1"),
-        ("while True:\n    pass", {"pairs": SQUARE}, "used more than 1 s of processor time"),
-        ("def add(a, b):\n    while True:\n        pass", {"asserts": ADD}, "the completion has ended"),
+        ("while True:\n    pass", {"pairs": SQUARE}, SPENT),
+        ("def add(a, b):\n    while True:\n        pass", {"asserts": ADD}, SPENT),
         ("import time\ntime.sleep(600)", {"pairs": SQUARE}, "ran out of time"),
         ("import os\nos.close(1)\nos.close(2)\nimport time\ntime.sleep(600)", {"pairs": SQUARE}, "ran out of time"),
         ("kept = []\nwhile True:\n    kept.append(bytearray(10**7))", {"pairs": SQUARE}, "ended with status 1"),
@@ -98,7 +101,7 @@ def test_right_code_passes(grade, code, tests):
 def test_wrong_code_fails_and_it_is_said_why(grade, code, tests, why):
     verdict = grade(code, **tests)
     assert (verdict.reward, verdict.acc, verdict.pred) == (-1.0, 0.0, "failed")
-    assert why in verdict.why
+    assert re.search(why if why == SPENT else re.escape(why), verdict.why), verdict.why
 
 
 @pytest.mark.parametrize(
@@ -113,6 +116,8 @@ def test_wrong_code_fails_and_it_is_said_why(grade, code, tests, why):
         "import builtins\nbuiltins.AssertionError = SystemExit\nassert_ = True\ndef add(a, b):\n    return 7",
         "import ast, runpy\nast.literal_eval = runpy.run_path = lambda *a: None\ndef add(a, b):\n    return 7",
         "def add(a, b):\n    raise SystemExit(0)",
+        "import os\nos.write(3, b\"('error', 'eval', 'exit(0)')\\n\" * 9)\ndef add(a, b):\n    return 7",
+        "import os\nos.write(4, b\"('error', 'exit', 0)\\n\" * 9)\ndef add(a, b):\n    return 7",
         "def add(a, b):\n    raise type('SystemExit', (Exception,), {})(0)",
         "import os\nfor descriptor in range(3, 64):\n    try:\n        os.write(descriptor, b'nonsense\\n' * 9)\n"
         "    except OSError:\n        pass\ndef add(a, b):\n    return 5",

@@ -36,7 +36,7 @@ async def test_ten_thousand_a_minute(start_pool):
 
 async def test_ten_thousand_gradings_of_which_a_hundred_hang_and_a_hundred_crash(start_pool, planted):
     """Those two hundred abstain, each with its reason; all others have their verdict."""
-    pool = await start_pool(planted, workers=16, grade_timeout_s=2.0)
+    pool = await start_pool(planted, workers=32, grade_timeout_s=2.0)
     texts = [f"Answer: {5 + i % 2}" for i in range(10_000)]
     chosen = random.Random(0).sample(range(10_000), 200)
     trouble = {index: ("hang", "crash")[number % 2] for number, index in enumerate(chosen)}

@@ -13,12 +13,13 @@ GRADERS = {"math_dapo": math_dapo.grade, "math_verify": math_verify_grader.grade
 
 SPELLINGS: dict[str, Callable[[str], str]] = {
     "boxed": lambda answer: f"So it is $\\boxed{{{answer}}}$.",
+    "box after the label": lambda answer: f"Answer: $\\boxed{{{answer}}}$.",
     "answer": lambda answer: f"That is it.\nAnswer: {answer}",
     "dfrac": lambda answer: "Answer: $" + answer.replace("\\frac", "\\dfrac") + "$",
     "spaces": lambda answer: "Answer:  $ " + re.sub(r"([+=])", r" \1 ", answer) + " $ ",
     "period": lambda answer: f"Answer: ${answer}$.",
 }
-"""Five ways to say an answer of MATH-500."""
+"""Ways to say an answer of MATH-500."""
 
 
 def wrong(grader: str, rows: list[dict[str, str]], spelling: str) -> list[str]:

@@ -117,9 +117,11 @@ def _function(name: str, calls: TextIO, answers: TextIO) -> Callable[..., object
             case ("value", value):
                 return value
             case ("error", str(kind), text):
-                raised = getattr(builtins, kind, RuntimeError)
-                is_error = isinstance(raised, type) and issubclass(raised, Exception)
-                raise raised(text) if is_error and raised is not UnicodeDecodeError else RuntimeError(f"{kind}: {text}")
+                raised = getattr(builtins, kind, None)
+                # Looked at before it is called: the name is the completion's word.
+                if isinstance(raised, type) and issubclass(raised, Exception):
+                    raise raised(text)
+                raise RuntimeError(f"{kind}: {text}")
             case _:
                 raise RuntimeError("the completion answered what is no answer")
 
