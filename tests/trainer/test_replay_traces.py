@@ -1,7 +1,7 @@
 """Traces at the trainer's door: bad ones are named, their group fails, and the rest of the batch is trained."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -28,6 +28,7 @@ SHAPE = RoutingShape(num_layers=3, top_k=2, num_experts=8, sparse_layers=(1, 2))
 LENGTHS = [7, 5]
 """Tokens of each trajectory, of which three are the prompt's."""
 NUM_ROWS = [length - 1 for length in LENGTHS]
+RESPONSES = [length - 3 for length in LENGTHS]
 
 
 def ids(seed: int = 0, dtype: str = "u1") -> np.ndarray:
@@ -103,8 +104,20 @@ class Store:
         ]
         return m.TrainBatch(step=3, groups=groups, mini_batches=minis)
 
-    async def _group(self, name: str, trace: bytes | None) -> m.TrainGroup:
-        responses = [length - 3 for length in LENGTHS]
+    async def with_aborted(self, num_rows: list[int]) -> m.TrainBatch:
+        """One group: its first trajectory ended, two were aborted, after two tokens and before the first."""
+        routed = blob(np.resize(ids(), (sum(num_rows), 3, 2)), [rows + 1 for rows in num_rows])
+        group = await self._group("g0", encode_blob(routed), [4, 2, 0], [1.0, None, None])
+        mini = m.MiniBatch(ranks=[[m.Place(group=0, sample=0)]])
+        return m.TrainBatch(step=3, groups=[group], mini_batches=[mini])
+
+    async def _group(
+        self,
+        name: str,
+        trace: bytes | None,
+        responses: Sequence[int] = RESPONSES,
+        advantages: Sequence[float | None] = (1.0, -1.0),
+    ) -> m.TrainGroup:
         sampled = Trajectories(
             group_id=name,
             prompt_tokens=pack_int32([1, 2, 3]),
@@ -112,14 +125,14 @@ class Store:
             tokens=pack_int32(list(range(sum(responses)))),
             loss_mask=memoryview(b"\x01" * sum(responses)),
             rollout_logprobs=pack_float32([-1.0] * sum(responses)),
-            finish_reasons=[m.FinishReason.STOP] * 2,
-            version_spans=[[VersionSpan(2, 0, length)] for length in responses],
-            texts=["", ""],
+            finish_reasons=[m.FinishReason.ABORT if one is None else m.FinishReason.STOP for one in advantages],
+            version_spans=[[VersionSpan(2, 0, length)] if length else [] for length in responses],
+            texts=[""] * len(responses),
         )
         routed = None if trace is None else await self.blobs.put(name, "routed_experts", trace)
         ref = await self.blobs.put(name, "trajectories", encode_blob(sampled))
         return m.TrainGroup(
-            group_id=name, data_source="sums", trajectories=ref, routed_experts=routed, advantages=[1.0, -1.0]
+            group_id=name, data_source="sums", trajectories=ref, routed_experts=routed, advantages=list(advantages)
         )
 
 
@@ -134,6 +147,20 @@ async def test_traces_reach_the_trajectories_and_pack_without_their_last_rows():
     assert np.array_equal(packed.routes_TLK[:6], ids()[:6])
     assert packed.routed_T.tolist() == [True] * 6 + [False] * 8
     assert batch.failed_groups == {}
+
+
+async def test_a_group_with_aborted_trajectories_is_trained_on_those_that_ended():
+    store = Store()
+    batch = await assemble(await store.with_aborted([6, 4, 0]), store.blobs, how=Reading(routing=SHAPE))
+    (only,) = batch.mini_batches[0].trajectories
+    assert np.array_equal(only.routes, ids()[:6])
+    assert (len(only.tokens), only.num_loss_tokens, batch.failed_groups) == (7, 4, {})
+
+
+async def test_rows_of_a_trajectory_that_was_aborted_before_its_first_token_are_somebody_elses():
+    store = Store()
+    with pytest.raises(BlobError, match="trajectory 2: expected 0 rows, found 2"):
+        await assemble(await store.with_aborted([6, 4, 2]), store.blobs, how=Reading(routing=SHAPE))
 
 
 async def test_a_run_without_replay_reads_no_traces():

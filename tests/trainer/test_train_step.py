@@ -14,7 +14,7 @@ from beamline.algorithms.off_policy import (
     TokenImportance,
     TokenMask,
 )
-from beamline.trainer.batch import Batch, MicroBatch, MiniBatch, Trajectory
+from beamline.trainer.batch import PADDING, Batch, MicroBatch, MiniBatch, Trajectory
 from beamline.trainer.fake_policy import FakePolicy
 from beamline.trainer.policy import ForwardBackward, NotFinite
 from beamline.trainer.schedule import learning_rate
@@ -162,6 +162,21 @@ def stats_of(mismatch_L: np.ndarray, versions: list[int], source: int, step: int
         [packed], [old], ForwardBackward([old], LossSums(0.25, 0.0, 0.0, 0.0, 1.0, 2.0, 1.0)), grad_norm=3.0
     )
     return stats
+
+
+def test_packing_tells_padding_and_the_heaviest_rank():
+    """Of one rank's 5 tokens beside another's 4; then beside one that has only a padding token, filled up by 3."""
+    zeros = np.zeros(0, np.float32)
+    padding = MicroBatch.pack([PADDING])
+    first, second = (stats_of(np.zeros(num, np.float32), versions=[0] * num, source=0, step=1) for num in (4, 3))
+    filled = StepStats(1, DATA_SOURCES, PolicyLoss(), lr=1.0)
+    nothing = LossSums(*[0.0] * len(LossSums._fields))
+    filled.add_update([padding], [torch.from_numpy(zeros)], ForwardBackward([], nothing, num_filler_tokens=3), 1.0)
+    found = first.metrics_of([first.parts(), second.parts()])
+    assert (found["packing/waste"], found["packing/heaviest_rank"]) == (0, 5 / 4.5)
+    found = first.metrics_of([first.parts(), filled.parts()])
+    assert found["packing/waste"] == 4 / 9 and found["tokens/trained"] == 5
+    assert found["packing/heaviest_rank"] == 5 / 4.5
 
 
 def test_a_step_of_several_ranks_has_the_metrics_of_one():
