@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,15 @@ import pytest
 from beamline.reward import gsm8k, math_dapo, math_verify_grader
 
 PAGE = Path(__file__).parents[2] / "docs" / "rewards.md"
-GRADERS = {"math_dapo": math_dapo.grade, "math_verify": math_verify_grader.grade, "gsm8k": gsm8k.grade}
+GRADERS = {
+    name: cache(grade)
+    for name, grade in (
+        ("math_dapo", math_dapo.grade),
+        ("math_verify", math_verify_grader.grade),
+        ("gsm8k", gsm8k.grade),
+    )
+}
+"""Each text is graded once for all tests."""
 
 SPELLINGS: dict[str, Callable[[str], str]] = {
     "boxed": lambda answer: f"So it is $\\boxed{{{answer}}}$.",
@@ -53,7 +62,7 @@ def test_leading_zeros_of_competition_answers(published, name):
 
 def test_gsm8k_agrees_with_the_labels_of_real_solutions(published):
     rows = published("gsm8k-graded-solutions.jsonl")
-    differ = [row for row in rows if gsm8k.grade(row["solution"], row["ground_truth"]).acc != row["is_correct"]]
+    differ = [row for row in rows if GRADERS["gsm8k"](row["solution"], row["ground_truth"]).acc != row["is_correct"]]
     assert len(rows) == 1320
     assert differ == []
 

@@ -30,6 +30,7 @@ from beamline.runtime.deadline import deadline
 
 LOAD_DEADLINE_S = 120.0
 """Importing a symbolic library on a busy machine takes many seconds."""
+SEND_DEADLINE_S = 5.0
 FORK_DEADLINE_S = 30.0
 KILL_DEADLINE_S = 10.0
 _KILLED = -int(signal.SIGKILL)
@@ -112,7 +113,8 @@ class ForkServer:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
                 self._server = await self._spawn(theirs)
-            ours.setblocking(False)
+            # For what is sent. It is read when there is something to read.
+            ours.settimeout(SEND_DEADLINE_S)
             self._control = ours
             self._loaded = asyncio.get_running_loop().create_future()
             asyncio.get_running_loop().add_reader(ours, self._read_reports, ours)
@@ -132,11 +134,11 @@ class ForkServer:
         await self.start()
         ours, theirs = socket.socketpair()
         answer: asyncio.Future[GradingProcess] = asyncio.get_running_loop().create_future()
-        with theirs:
-            self._ask(Fork(), theirs)
-        self._forks.append(answer)
         reader, writer = await asyncio.open_connection(sock=ours)
         try:
+            with theirs:
+                self._ask(Fork(), theirs)
+            self._forks.append(answer)
             async with deadline(FORK_DEADLINE_S, f"a grading process of {self._grader}"):
                 process = await answer
         except BaseException:
@@ -147,7 +149,11 @@ class ForkServer:
 
     async def close(self) -> None:
         """End all its grading processes, and the server."""
-        await asyncio.gather(*(process.kill() for process in list(self._processes.values())))
+        ends = [process.status for process in self._processes.values()]
+        for pid in list(self._processes):
+            self._kill(pid)
+        async with deadline(KILL_DEADLINE_S, f"the end of {len(ends)} grading processes"):
+            await asyncio.gather(*ends)
         self._forget()
         server, self._server = self._server, None
         if server is not None:
@@ -182,21 +188,26 @@ class ForkServer:
 
     def _ask(self, request: Request, *sockets: socket.socket) -> None:
         try:
-            assert self._control is not None
-            socket.send_fds(self._control, [encode_packet(request)], [each.fileno() for each in sockets])
-        except OSError as error:
+            if self._control is not None:
+                socket.send_fds(self._control, [encode_packet(request)], [each.fileno() for each in sockets])
+                return
+        except OSError:
             self._forget()
-            raise ForkServerLost(f"the fork server of grader {self._grader} was killed") from error
+        raise ForkServerLost(f"the fork server of grader {self._grader} was killed")
 
     def _kill(self, pid: int) -> None:
         with contextlib.suppress(ForkServerLost):  # then so is the process
             self._ask(Kill(pid))
 
     def _read_reports(self, control: socket.socket) -> None:
-        """Everything that is there; an end of it is the end of the server and of all its processes."""
-        with contextlib.suppress(BlockingIOError):
-            while packet := control.recv(MAX_PACKET_BYTES):
-                self._on_report(decode_report(packet))
+        """The next report; an end of them is the end of the server and of all its processes."""
+        try:
+            packet = control.recv(MAX_PACKET_BYTES)
+        except ConnectionError:
+            packet = b""
+        if packet:
+            self._on_report(decode_report(packet))
+        else:
             self._forget()
 
     def _on_report(self, report: Report) -> None:
