@@ -122,7 +122,7 @@ def test_overrides(small: str, override: str, read: object) -> None:
         ("hydra.verbose=true", ["unknown key hydra.verbose"]),
         ("algorithm.num_mini_batches=5", ["algorithm.num_mini_batches=5 exceeds rollout.sampling.groups_per_step=4"]),
         ("reward.overlong.buffer_tokens=32", ["reward.overlong.buffer_tokens=32 must be under", "=32"]),
-        ("algorithm.advantage=gae", ["algorithm: advantage='gae'", "grpo"]),
+        ("algorithm.advantage=gae", ["algorithm.advantage='gae'", "did you mean", "grpo"]),
         ("algorithm.off_policy.importance=tokens", ["importance='tokens'", "none, token, sequence"]),
         ("algorithm.off_policy.sequence_mask=mean", ["sequence_mask='mean'", "none, geometric, product"]),
         ("algorithm.off_policy.token_mask_bounds=[2,0.5]", ["token_mask_bounds=[2.0, 0.5]", "below the second"]),

@@ -25,14 +25,14 @@ _IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 def check_choice(key: str, value: str, known: Iterable[str]) -> None:
     """Raises ValueError where a setting is none of its choices; says which of them is nearest."""
     if value not in (choices := list(known)):
-        raise ValueError(f"{_no_choice(key, value, choices)}; known are {', '.join(choices)}")
+        raise ValueError(f"{_no_choice(key, value, choices)}? Known are {', '.join(choices)}")
 
 
 def check_name(key: str, value: str, known: Iterable[str]) -> None:
     """Raises ValueError where a setting names neither what Beamline has nor `package.module:name` of the user's own."""
     if value not in (choices := list(known)) and not _IMPORT_PATH.fullmatch(value):
         raise ValueError(
-            f"{_no_choice(key, value, choices)}; known are {', '.join(choices)}, and one of your own is given as "
+            f"{_no_choice(key, value, choices)}? Known are {', '.join(choices)}, and one of your own is given as "
             "package.module:name"
         )
 

@@ -142,12 +142,14 @@ def _explain(text: str, tree: Tree) -> str:
     complaint, key = found["text"], re.sub(r"\[(\d+)\]", r".\1", found["path"])
     value = _value_at(tree, key)
     if isinstance(value, dict) or not complaint.startswith(("Expected", "Invalid")):
-        return f"{key}: {complaint}"
+        # A check of the section itself names its own key, as `grader='maths' ...`.
+        return f"{key}.{complaint}" if _OWN_KEY.match(complaint) else f"{key}: {complaint}"
     allowed = complaint.partition(", got ")[0].replace("`", "").replace("Expected", "expected")
     mend = f" ({_QUOTE})" if "expected str" in allowed and not isinstance(value, str) else ""
     return f"{key}={value!r}: {allowed}{mend}"
 
 
+_OWN_KEY = re.compile(r"[a-z_]+=")
 _QUOTE = "a text in quotes, such as key='\"007\"'"
 
 
