@@ -30,8 +30,9 @@ from beamline.runtime.memory_blobs import MemoryBlobStore
 
 GROUP_SIZE = 8
 NUM_CORES = len(os.sched_getaffinity(0))
-ROUNDS = 5
-NUM_GROUPS = {"math_dapo": 500, "math_verify": 120}
+ROUNDS = 15
+"""Short ones: a slow moment of the machine falls on few of them."""
+NUM_GROUPS = {"math_dapo": 500, "math_verify": 60}
 WORK = "So we add the two terms and see that each side of it has the same value as before. " * 8
 ANSWERS = (
     *(r"\frac{{{a}}}{{{b}}}", r"{a}\sqrt{{{b}}}", "{a}", r"({a}, {b})", r"x^2 + {a}x - {b}", r"\frac{{{a}\pi}}{{{b}}}"),
@@ -78,10 +79,12 @@ async def measure() -> dict[str, list[float]]:
     messages = {name: await make_messages(blobs, name, number) for name, number in NUM_GROUPS.items()}
     try:
         with bare_processes() as bare:
-            for _ in range(1 + ROUNDS):
-                for name, groups in messages.items():
-                    speeds[name].append(await scored_per_s(scorer, groups))
-                speeds["math_verify_bare"].append(bare_per_s(bare))
+            for number in range(1 + ROUNDS):
+                # Turned round every time, so that neither side always has the machine that the other one left.
+                for name in sorted(speeds, reverse=bool(number % 2)):
+                    bare_side = name == "math_verify_bare"
+                    rate = bare_per_s(bare) if bare_side else await scored_per_s(scorer, messages[name])
+                    speeds[name].append(rate)
     finally:
         await graders.close()
     return {name: rates[1:] for name, rates in speeds.items()}
