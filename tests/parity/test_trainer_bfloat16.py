@@ -13,22 +13,16 @@ from safetensors.torch import load_file
 from beamline.models import assets
 from beamline.models.routing import RoutingShape
 from beamline.trainer.batch import MicroBatch, Trajectory
-from beamline.trainer.megatron import distributed
 from beamline.trainer.megatron.build import build_model
-from beamline.trainer.megatron.distributed import Layout, Ranks
+from beamline.trainer.megatron.distributed import Layout
 from beamline.trainer.megatron.optimizer import AdamWSettings
 from beamline.trainer.megatron.policy import MegatronPolicy
 
+pytest_plugins = ("trainer_engine",)
+pytestmark = pytest.mark.usefixtures("one_rank")
+
 REFERENCES = Path(__file__).parent / "references"
 MEAN_GAP = 0.02
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_rank():
-    torch.set_num_threads(1)
-    distributed.start(Ranks(), Layout())
-    yield
-    distributed.stop()
 
 
 def pack(tokens_T: torch.Tensor, routes_TLK: torch.Tensor | None) -> MicroBatch:

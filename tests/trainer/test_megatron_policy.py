@@ -22,31 +22,18 @@ from beamline.models import tiny
 from beamline.protocol.errors import WeightError
 from beamline.trainer import checkpoint
 from beamline.trainer.batch import MicroBatch
-from beamline.trainer.megatron import distributed
 from beamline.trainer.megatron.build import build_model
-from beamline.trainer.megatron.distributed import Layout, Ranks
+from beamline.trainer.megatron.distributed import Layout
 from beamline.trainer.megatron.optimizer import AdamWSettings
 from beamline.trainer.megatron.policy import MegatronPolicy
 from beamline.trainer.policy import NotFinite
 from beamline.trainer.train_step import StepConfig, train_step
 from trainer_batches import batch
 
+pytest_plugins = ("trainer_engine",)
+pytestmark = pytest.mark.usefixtures("one_rank")
+
 VOCAB = tiny.TINY_BEAM.vocab_size
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("model")
-    tiny.build(tiny.TINY_BEAM, directory, seed=3, randomise=True)
-    return directory
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_rank():
-    torch.set_num_threads(1)
-    distributed.start(Ranks(), Layout())
-    yield
-    distributed.stop()
 
 
 def build(model_dir: Path, temperature: float = 1.0, dtype: str = "float32") -> MegatronPolicy:

@@ -14,33 +14,20 @@ from beamline.algorithms.reductions import prompt_mean, seq_mean_token_sum_norm,
 from beamline.models import tiny
 from beamline.trainer import checkpoint
 from beamline.trainer.batch import Batch, Group, MicroBatch, MiniBatch
-from beamline.trainer.megatron import distributed
 from beamline.trainer.megatron.build import build_model
-from beamline.trainer.megatron.distributed import Layout, Ranks
+from beamline.trainer.megatron.distributed import Layout
 from beamline.trainer.megatron.optimizer import AdamWSettings
 from beamline.trainer.megatron.policy import MegatronPolicy
 from beamline.trainer.penalty import RewardPenalty
 from beamline.trainer.train_step import StepConfig, train_step
 from trainer_batches import batch, mini_batch
 
+pytest_plugins = ("trainer_engine",)
+pytestmark = pytest.mark.usefixtures("one_rank")
+
 VOCAB = tiny.TINY_BEAM.vocab_size
 ALL = 10_000
 """A budget that holds a whole mini-batch."""
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("model")
-    tiny.build(tiny.TINY_BEAM, directory, seed=3, randomise=True)
-    return directory
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_rank():
-    torch.set_num_threads(1)
-    distributed.start(Ranks(), Layout())
-    yield
-    distributed.stop()
 
 
 def build(model_dir: Path, with_reference: bool = True) -> MegatronPolicy:

@@ -13,23 +13,18 @@ from beamline.algorithms.losses import PolicyLoss
 from beamline.models import tiny
 from beamline.models.routing import RoutingShape
 from beamline.trainer.batch import MicroBatch, MiniBatch, Trajectory
-from beamline.trainer.megatron import distributed, replay
+from beamline.trainer.megatron import replay
 from beamline.trainer.megatron.build import build_model
-from beamline.trainer.megatron.distributed import Layout, Ranks
+from beamline.trainer.megatron.distributed import Layout
 from beamline.trainer.megatron.optimizer import AdamWSettings
 from beamline.trainer.megatron.policy import MegatronPolicy
 from beamline.trainer.train_step import StepConfig, train_step
 from trainer_batches import batch
 
+pytest_plugins = ("trainer_engine",)
+pytestmark = pytest.mark.usefixtures("one_rank")
+
 MODELS = ("tiny-beam", "tiny-qwen3-moe")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_rank():
-    torch.set_num_threads(1)
-    distributed.start(Ranks(), Layout())
-    yield
-    distributed.stop()
 
 
 @pytest.fixture(scope="module", params=MODELS)
