@@ -46,16 +46,31 @@ def confine(parent: int, memory_bytes: int) -> tuple[BinaryIO, BinaryIO]:
 
     They are on descriptors that foreign code does not know of.
     """
+    die_with(parent)
+    limit_memory(memory_bytes)
+    incoming, outgoing = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb", buffering=0)
+    close_standard_streams()
+    return incoming, outgoing
+
+
+def die_with(parent: int) -> None:
+    """Be killed when the parent ends; exit at once if it has."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
-        sys.exit("the process that started this one has ended")
-    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+        sys.exit(f"process {parent} ended before its child had started")
+
+
+def limit_memory(num_bytes: int) -> None:
+    """Of the address space; no core is written either."""
+    resource.setrlimit(resource.RLIMIT_AS, (num_bytes, num_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    incoming, outgoing = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb", buffering=0)
+
+
+def close_standard_streams() -> None:
+    """Nothing is read any more, and what the code prints goes to standard error."""
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     os.dup2(2, 1)
-    return incoming, outgoing
 
 
 def limit_cpu(more_s: float) -> None:
@@ -63,3 +78,8 @@ def limit_cpu(more_s: float) -> None:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     limit = math.ceil(usage.ru_utime + usage.ru_stime + more_s) + _CPU_SLACK_S
     resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
+
+
+def describe_status(status: int) -> str:
+    """In words, how a process ended: its exit status, or minus the signal that ended it."""
+    return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"

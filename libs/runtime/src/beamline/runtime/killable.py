@@ -12,7 +12,7 @@ from asyncio.subprocess import PIPE, Process
 from typing import Self
 
 from beamline.runtime.deadline import deadline
-from beamline.runtime.foreign_code import HEADER, frame
+from beamline.runtime.foreign_code import HEADER, describe_status, frame
 
 KILL_DEADLINE_S = 10.0
 
@@ -83,4 +83,4 @@ class KillableProcess:
                 status = await self._process.wait()
         except TimeoutError:
             return "closed its pipe"
-        return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        return describe_status(status)

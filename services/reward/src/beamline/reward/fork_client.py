@@ -27,6 +27,7 @@ from beamline.reward.fork_frames import (
     encode_packet,
 )
 from beamline.runtime.deadline import deadline
+from beamline.runtime.foreign_code import describe_status
 
 LOAD_DEADLINE_S = 120.0
 """Importing a symbolic library on a busy machine takes many seconds."""
@@ -74,7 +75,7 @@ class GradingProcess:
                 status = await asyncio.shield(self.status)
         except TimeoutError:
             return "closed its socket"
-        return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        return describe_status(status)
 
 
 class ForkServer:

@@ -32,7 +32,8 @@ from beamline.reward.fork_frames import (
     encode_packet,
 )
 from beamline.reward.grader import load_grader
-from beamline.reward.grading_process import die_with, serve
+from beamline.reward.grading_process import serve
+from beamline.runtime.foreign_code import close_standard_streams, die_with
 
 
 def main() -> int:
@@ -157,9 +158,7 @@ def _parse_arguments() -> argparse.Namespace:
 def _take_control() -> socket.socket:
     """The service's requests on a descriptor that the grader's code does not know of."""
     control = socket.socket(fileno=os.dup(0))
-    with open(os.devnull, "rb") as nothing:
-        os.dup2(nothing.fileno(), 0)
-    os.dup2(2, 1)
+    close_standard_streams()
     return control
 
 

@@ -4,14 +4,13 @@ The service sends a `Job`; the process answers with one `Verdict` or `Abstained`
 is there.
 """
 
-import struct
 from typing import BinaryIO
 
 import msgspec
 
 from beamline.reward.grader import Verdict
+from beamline.runtime.foreign_code import frame, read_frame
 
-HEADER = struct.Struct(">I")
 MAX_REPLY_BYTES = 64 * 1024
 MAX_TEXT_CHARS = 200
 """Of `Verdict.pred` and of a reason: what people read, not what is computed with."""
@@ -41,8 +40,7 @@ _jobs = msgspec.msgpack.Decoder(Job)
 
 def encode_frame(item: Job | Outcome) -> bytes:
     """A struct with its length before it."""
-    payload = _encoder.encode(item)
-    return HEADER.pack(len(payload)) + payload
+    return frame(_encoder.encode(item))
 
 
 def decode_outcome(payload: bytes) -> Outcome:
@@ -52,7 +50,5 @@ def decode_outcome(payload: bytes) -> Outcome:
 
 def read_job(stream: BinaryIO) -> Job | None:
     """The next job of a blocking stream; None at its end."""
-    header = stream.read(HEADER.size)
-    if len(header) < HEADER.size:
-        return None
-    return _jobs.decode(stream.read(HEADER.unpack(header)[0]))
+    payload = read_frame(stream)
+    return None if payload is None else _jobs.decode(payload)

@@ -4,38 +4,21 @@ Jobs come and verdicts leave on one socket. Its memory is limited, a grader that
 nobody is left to kill it, and the process dies with its fork server.
 """
 
-import ctypes
-import math
-import os
-import resource
-import signal
 import socket
-import sys
 
 from beamline.reward.frames import MAX_TEXT_CHARS, Abstained, Outcome, encode_frame, read_job
 from beamline.reward.grader import Grader, Verdict
-
-_PR_SET_PDEATHSIG = 1
-_CPU_SLACK_S = 1
-"""The service kills after the time limit; the kernel's limit comes later and only matters when the service is gone."""
+from beamline.runtime.foreign_code import limit_cpu, limit_memory
 
 
 def serve(jobs: socket.socket, grader: Grader, *, timeout_s: float, memory_bytes: int) -> None:
     """Grade until the socket is closed."""
-    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    limit_memory(memory_bytes)
     with jobs.makefile("rb") as stream:
         while job := read_job(stream):
             for text in job.texts:
-                _limit_cpu(timeout_s)
+                limit_cpu(timeout_s)
                 jobs.sendall(encode_frame(_grade(grader, text, job.ground_truth)))
-
-
-def die_with(parent: int) -> None:
-    """Be killed when the parent ends; exit at once if it has."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        sys.exit(f"process {parent} ended before its child had started")
 
 
 def _grade(grader: Grader, text: str, ground_truth: str) -> Outcome:
@@ -51,9 +34,3 @@ def _grade(grader: Grader, text: str, ground_truth: str) -> Outcome:
         return Abstained("memory", f"grader raised MemoryError: {error}"[:MAX_TEXT_CHARS])
     except Exception as error:  # a grader is foreign code: whatever it raises is its abstention
         return Abstained("error", f"grader raised {type(error).__name__}: {error}"[:MAX_TEXT_CHARS])
-
-
-def _limit_cpu(timeout_s: float) -> None:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    limit = math.ceil(usage.ru_utime + usage.ru_stime + timeout_s) + _CPU_SLACK_S
-    resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))

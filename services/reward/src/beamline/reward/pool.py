@@ -12,7 +12,6 @@ import msgspec
 from beamline.protocol.reward_config import RewardSection
 from beamline.reward.fork_client import ForkServer, ForkServerLost, GradingProcess
 from beamline.reward.frames import (
-    HEADER,
     MAX_REPLY_BYTES,
     Abstained,
     Job,
@@ -20,6 +19,7 @@ from beamline.reward.frames import (
     decode_outcome,
     encode_frame,
 )
+from beamline.runtime.foreign_code import HEADER
 
 MEMORY_BYTES = 4 * 1024**3
 """Address space of a grading process."""
