@@ -144,8 +144,8 @@ def test_the_gap_is_told_by_data_source_and_staleness():
         "policy/mismatch_large": 0.5,  # .15 .2 .3 .4 .6
         "policy/mismatch_abs_mean/sums": 0.4 / 4,
         "policy/mismatch_abs_mean/words": 1.49 / 6,
-        "policy/mismatch_abs_mean/staleness_0": (0.4 + 0.7) / 7,
-        "policy/mismatch_abs_mean/staleness_1": 0.79 / 3,
+        "policy/mismatch_abs_mean_at_staleness/0": (0.4 + 0.7) / 7,
+        "policy/mismatch_abs_mean_at_staleness/1": 0.79 / 3,
         "tokens/loss": 10,
     }
     assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-6)

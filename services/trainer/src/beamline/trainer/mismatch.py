@@ -34,5 +34,5 @@ def mismatch_metrics(
     for source in np.unique(sources_L):
         found[f"policy/mismatch_abs_mean/{data_sources[source]}"] = float(gap_L[sources_L == source].mean())
     for staleness in np.unique(staleness_L):
-        found[f"policy/mismatch_abs_mean/staleness_{staleness}"] = float(gap_L[staleness_L == staleness].mean())
+        found[f"policy/mismatch_abs_mean_at_staleness/{staleness}"] = float(gap_L[staleness_L == staleness].mean())
     return found
