@@ -52,6 +52,10 @@ TWICE = {"tests/models/transformers": "rollout"}
 """Folders that run in a second environment too: rollout and trainer have transformers of different versions."""
 
 
+PARALLEL = ("tests/unit", "tests/ring")
+"""Folders whose tests need neither an engine nor the whole machine: two processes share them out."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """One pytest run. Counts are tests; `code` is pytest's exit code."""
@@ -98,7 +102,8 @@ def run_folder(folder: str, environment: str, files: list[Path], report: Path) -
     """One pytest process over the files of a folder."""
     print(f"\n== {folder} ({environment})", flush=True)
     started = time.monotonic()
-    command = [INTERPRETERS[environment], "-m", "pytest", "-q", f"--junitxml={report}", *map(str, files)]
+    workers = ["-n", "2"] if folder in PARALLEL else []
+    command = [INTERPRETERS[environment], "-m", "pytest", "-q", *workers, f"--junitxml={report}", *map(str, files)]
     code = subprocess.run(command, cwd=ROOT, check=False).returncode
     total, failed, skipped = _counts(report)
     return Outcome(

@@ -8,7 +8,8 @@ from real_runs import DEMO_STEPS, Run, processes_of, run_to_end, shared_memory_o
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The demo's recipe with the real engines, at its end."""
-    run = run_to_end("tiny-beam", tmp_path_factory.mktemp("demo"), f"trainer.num_steps={DEMO_STEPS}")
+    settings = (f"trainer.num_steps={DEMO_STEPS}", f"trainer.eval_interval={DEMO_STEPS}")
+    run = run_to_end("tiny-beam", tmp_path_factory.mktemp("demo"), *settings)
     assert run.code == 0, run.output
     assert processes_of(run.path) == [], "something is left running"
     assert shared_memory_of(run.path) == [], "something is left in shared memory"

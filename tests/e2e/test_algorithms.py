@@ -1,4 +1,7 @@
-"""What a recipe chooses of the algorithm family reaches the trainer, in a whole run with the real engines."""
+"""The second model, and what a recipe chooses of the algorithm family, in a whole run with the real engines.
+
+Two engines serve one queue, and blobs travel over the bus as they would between hosts.
+"""
 
 from pathlib import Path
 
@@ -9,8 +12,10 @@ from real_runs import run_to_end
 
 def test_a_run_with_everything_that_is_off_by_default(tmp_path: Path):
     run = run_to_end(
-        "tiny-beam",
+        "tiny-qwen3-moe",
         tmp_path,
+        "rollout.replicas=2",
+        "bus.blob_store=jetstream",
         "trainer.num_steps=2",
         "trainer.eval_interval=0",
         "rollout.sampling.groups_per_step=4",
@@ -30,4 +35,5 @@ def test_a_run_with_everything_that_is_off_by_default(tmp_path: Path):
         assert values["policy/grad_norm"] > 0
         assert values["loss/entropy"] < 0 and "loss/kl" not in values
         assert values["policy/mismatch_abs_mean"] <= 1e-3
+        assert max(values["sync/canary_gap/rollout-0"], values["sync/canary_gap/rollout-1"]) <= 1e-4
         assert (values["packing/waste"], values["packing/heaviest_rank"]) == (0, 1)

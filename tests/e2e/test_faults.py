@@ -16,7 +16,8 @@ NUM_STEPS = 6
 
 @pytest.fixture
 def live(tmp_path: Path) -> Iterator[LiveRun]:
-    run = LiveRun("tiny-beam", tmp_path, f"trainer.num_steps={NUM_STEPS}", "trainer.eval_interval=0")
+    settings = ("trainer.eval_interval=0", "rollout.sampling.groups_per_step=16")
+    run = LiveRun("tiny-beam", tmp_path, f"trainer.num_steps={NUM_STEPS}", *settings)
     yield run
     run.kill_launcher()
 
@@ -59,6 +60,7 @@ def test_a_training_that_diverges_stops_with_the_number_and_the_mend(tmp_path: P
         tmp_path,
         "trainer.num_steps=3",
         "trainer.eval_interval=0",
+        "rollout.sampling.groups_per_step=4",
         "trainer.optimizer.lr=1e38",
         "trainer.optimizer.warmup_steps=0",
     )

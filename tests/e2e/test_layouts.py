@@ -64,7 +64,8 @@ def test_nothing_is_left_running(run: Run):
 
 @pytest.fixture
 def live(tmp_path: Path) -> Iterator[LiveRun]:
-    run = LiveRun("tiny-beam", tmp_path, "trainer.parallel.data=2", "trainer.num_steps=3", "trainer.eval_interval=0")
+    settings = ("trainer.num_steps=3", "trainer.eval_interval=0", "rollout.sampling.groups_per_step=8")
+    run = LiveRun("tiny-beam", tmp_path, "trainer.parallel.data=2", *settings)
     yield run
     run.kill_launcher()
 

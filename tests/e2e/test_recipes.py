@@ -1,50 +1,19 @@
-"""The other recipes with the real engines: the second model, and real prompts through every part."""
+"""Real prompts through every part, with the real engines: the published sets where they are, else samples of them."""
 
 from pathlib import Path
 
-import pytest
-
 from real_runs import beamline, run_to_end
 
-SAMPLES = Path(__file__).parents[1] / "data"
-PUBLISHED = Path(__file__).parents[3] / "shared" / "data"
+_OWN, _SHARED = Path(__file__).parents[1] / "data", Path(__file__).parents[3] / "shared" / "data"
+SAMPLES = ((_OWN / "gsm8k-sample.jsonl", _OWN / "aime-2025-sample.jsonl"), 64, 8)
+"""Files, and how many rows and problems they have."""
+PUBLISHED = ((_SHARED / "gsm8k-train.jsonl", _SHARED / "aime-2025.jsonl"), 7473, 30)
+"""The whole sets, which a user's clone does not have."""
 
 
-def test_tiny_qwen3_moe_runs_three_steps(tmp_path: Path):
-    """With two engines on one queue, and blobs that travel over the bus as they would between hosts."""
-    run = run_to_end(
-        "tiny-qwen3-moe",
-        tmp_path,
-        "trainer.num_steps=3",
-        "trainer.eval_interval=0",
-        "rollout.replicas=2",
-        "bus.blob_store=jetstream",
-    )
-    assert run.code == 0, run.output
-    assert sorted(run.steps) == [1, 2, 3]
-    for values in run.steps.values():
-        assert values["policy/mismatch_abs_mean"] <= 1e-3
-        assert max(values["sync/canary_gap/rollout-0"], values["sync/canary_gap/rollout-1"]) <= 1e-4
-        assert values["policy/grad_norm"] > 0
-
-
-@pytest.mark.parametrize(
-    ("files", "num_rows", "num_problems"),
-    [
-        pytest.param((SAMPLES / "gsm8k-sample.jsonl", SAMPLES / "aime-2025-sample.jsonl"), 64, 8, id="samples"),
-        pytest.param(
-            (PUBLISHED / "gsm8k-train.jsonl", PUBLISHED / "aime-2025.jsonl"),
-            7473,
-            30,
-            id="published",
-            marks=pytest.mark.skipif(not PUBLISHED.is_dir(), reason=f"the published data sets are not at {PUBLISHED}"),
-        ),
-    ],
-)
-def test_real_prompts_go_through_two_steps_and_an_evaluation(
-    files: tuple[Path, Path], num_rows: int, num_problems: int, tmp_path: Path
-):
+def test_real_prompts_go_through_two_steps_and_an_evaluation(tmp_path: Path):
     """GSM8K to train on and AIME 2025 to evaluate, prepared, checked and found by `data.dir`."""
+    files, num_rows, num_problems = PUBLISHED if PUBLISHED[0][0].is_file() else SAMPLES
     for name, file in zip(("gsm8k", "aime-2025"), files, strict=True):
         prepared = beamline("data", "prepare", name, "--from", str(file), "--to", str(tmp_path))
         assert prepared.code == 0, prepared.output
