@@ -31,9 +31,10 @@ def changed(row: int, layer: int, experts: list[int]) -> np.ndarray:
 
 def test_a_whole_trace_is_handed_back():
     whole = trace()
-    assert SHAPE.check(whole, NUM_ROWS, "trajectory 0") is whole
+    checked = SHAPE.check([whole, None], [NUM_ROWS, 0], "group g")
+    assert checked[0] is whole and checked[1].shape == (0, 3, 2)
     many = replace(SHAPE, num_experts=257)
-    assert many.check(trace().astype(np.uint16), NUM_ROWS, "trajectory 0").dtype == np.uint16
+    assert many.check([trace().astype(np.uint16)], [NUM_ROWS], "group g")[0].dtype == np.uint16
 
 
 @pytest.mark.parametrize(
@@ -53,7 +54,7 @@ def test_a_whole_trace_is_handed_back():
 )
 def test_a_trace_of_another_kind_is_named(spoil: Callable[[], np.ndarray | None], words: str):
     with pytest.raises(TraceError, match=rf"^routed experts of group g, trajectory 3: .*{words}"):
-        SHAPE.check(spoil(), NUM_ROWS, "group g, trajectory 3")
+        SHAPE.check([trace(), None, trace(), spoil()], [NUM_ROWS, 0, NUM_ROWS, NUM_ROWS], "group g")
 
 
 def test_every_place_of_a_repeated_expert_is_seen():
@@ -61,10 +62,10 @@ def test_every_place_of_a_repeated_expert_is_seen():
     for first in range(4):
         for second in range(first + 1, 4):
             ids_RLK = np.array([[[10, 20, 30, 299]]], np.uint16)
-            shape.check(ids_RLK, 1, "trajectory 0")
+            shape.check([ids_RLK], [1], "group g")
             ids_RLK[0, 0, second] = ids_RLK[0, 0, first]
             with pytest.raises(TraceError):
-                shape.check(ids_RLK, 1, "trajectory 0")
+                shape.check([ids_RLK], [1], "group g")
 
 
 def test_a_trajectory_has_a_row_for_every_token_that_was_read_for_another():

@@ -8,7 +8,7 @@ Legend: R rows of a trajectory, L layers, S sparse layers among them, K experts 
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,18 +66,35 @@ class RoutingShape:
         """Of the ids."""
         return "uint8" if self.num_experts <= 256 else "uint16"
 
-    def check(self, ids_RLK: "np.ndarray | None", num_rows: int, where: str) -> "np.ndarray":
-        """The trace, which is whole: every row is there, and every sparse layer of it has K different experts.
+    def check(self, traces: "Sequence[np.ndarray | None]", num_rows: Sequence[int], where: str) -> "list[np.ndarray]":
+        """A group's traces, which are whole: every row is there, and every sparse layer of it has K different experts.
 
         Args:
-            ids_RLK: as it was found; None for no trace at all.
-            num_rows: see `num_trace_rows`.
-            where: names the trajectory.
+            traces: expert ids [R, L, K] of each trajectory, as they were found; None for no trace at all.
+            num_rows: of each trajectory, see `num_trace_rows`.
+            where: names the group.
+
+        Returns:
+            The traces; one without rows where none is needed.
 
         Raises:
             TraceError: rows, layers or experts are missing, too many, out of range or twice. With two experts a token
                 or more, a row that a layer did not write shows as zeros.
         """
+        import numpy as np  # services that only pass this module on must not wait for it
+
+        nothing = np.empty((0, self.num_layers, self.top_k), self.dtype)
+        whole = [nothing if ids is None and rows == 0 else ids for ids, rows in zip(traces, num_rows, strict=True)]
+        checked = [
+            self._check_form(*pair, f"{where}, trajectory {i}")
+            for i, pair in enumerate(zip(whole, num_rows, strict=True))
+        ]
+        if checked:
+            # All of them at once: one trajectory is a few kilobytes, and a call costs more than its work.
+            self._check_experts(np.concatenate(checked), num_rows, where)
+        return checked
+
+    def _check_form(self, ids_RLK: "np.ndarray | None", num_rows: int, where: str) -> "np.ndarray":
         if ids_RLK is None:
             raise _error(where, f"{num_rows} rows of expert ids", "none: no routing was recorded")
         expected, found = (self.num_layers, self.top_k, self.dtype), (*ids_RLK.shape[1:], ids_RLK.dtype.name)
@@ -87,23 +104,23 @@ class RoutingShape:
             )
         if len(ids_RLK) != num_rows:
             raise _error(where, f"{num_rows} rows", str(len(ids_RLK)))
-        self._check_experts(ids_RLK, where)
         return ids_RLK
 
-    def _check_experts(self, ids_RLK: "np.ndarray", where: str) -> None:
-        import numpy as np  # services that only pass this module on must not wait for it
+    def _check_experts(self, ids_RLK: "np.ndarray", num_rows: Sequence[int], where: str) -> None:
+        import numpy as np
 
         sparse_RSK = ids_RLK[:, self.sparse_layers]
-        wrong_RS = (sparse_RSK >= self.num_experts).any(-1)
-        for shift in range(1, self.top_k):
-            wrong_RS |= (sparse_RSK[..., shift:] == sparse_RSK[..., :-shift]).any(-1)
+        sorted_RSK = np.sort(sparse_RSK, axis=-1)
+        wrong_RS = (sorted_RSK >= self.num_experts).any(-1) | (sorted_RSK[..., 1:] == sorted_RSK[..., :-1]).any(-1)
         if wrong_RS.any():
             row, place = np.argwhere(wrong_RS)[0]
+            ends = np.cumsum(num_rows)
+            trajectory = int(np.searchsorted(ends, row, side="right"))
             experts = sparse_RSK[row, place].tolist()
             raise _error(
-                where,
-                f"{self.top_k} different experts below {self.num_experts} in row {row}, layer "
-                f"{self.sparse_layers[place]}",
+                f"{where}, trajectory {trajectory}",
+                f"{self.top_k} different experts below {self.num_experts} in row "
+                f"{row - ends[trajectory] + num_rows[trajectory]}, layer {self.sparse_layers[place]}",
                 f"{experts}" if any(experts) else f"{experts}: nothing was written",
             )
 

@@ -34,19 +34,15 @@ def pack_trajectories(group: PromptGroup, completions: Sequence[Completion]) -> 
 def pack_routed_experts(group: PromptGroup, completions: Sequence[Completion], shape: RoutingShape) -> RoutedExperts:
     """The group's routed experts. Raises Rejected for a trajectory whose trace is missing, cut short or impossible."""
     lengths = [num_trace_rows(len(group.prompt_tokens), len(completion.tokens)) for completion in completions]
-    traces: list[bytes] = []
-    for index, (completion, num_rows) in enumerate(zip(completions, lengths, strict=True)):
-        if num_rows:
-            where = f"group {group.group_id}, trajectory {index}"
-            try:
-                traces.append(shape.check(completion.routed_experts, num_rows, where).tobytes())
-            except TraceError as error:
-                raise Rejected(FAULT, str(error)) from error
+    try:
+        traces = shape.check([c.routed_experts for c in completions], lengths, f"group {group.group_id}")
+    except TraceError as error:
+        raise Rejected(FAULT, str(error)) from error
     return RoutedExperts(
         group_id=group.group_id,
         num_layers=shape.num_layers,
         top_k=shape.top_k,
         dtype=shape.dtype,
         cu_seqlens=cumulative(lengths),
-        ids=memoryview(b"".join(traces)),
+        ids=memoryview(b"".join(trace.tobytes() for trace in traces)),
     )

@@ -32,12 +32,8 @@ def traces(blob: RoutedExperts, group_id: str, num_rows: Sequence[int], shape: R
         raise BlobError(f"routed experts of {name}: expected {len(num_rows)} trajectories, found {len(ends) - 1}")
     ids_RLK = np.frombuffer(blob.ids, "<u1" if blob.dtype == "uint8" else "<u2")
     ids_RLK = ids_RLK.reshape(ends[-1], blob.num_layers, blob.top_k)
-    parts = zip(itertools.pairwise(ends), num_rows, strict=True)
     try:
-        return [
-            shape.check(ids_RLK[start:end], rows, f"{name}, trajectory {trajectory}")
-            for trajectory, ((start, end), rows) in enumerate(parts)
-        ]
+        return shape.check([ids_RLK[start:end] for start, end in itertools.pairwise(ends)], num_rows, name)
     except TraceError as error:
         raise BlobError(str(error)) from error
 
