@@ -24,6 +24,8 @@ from beamline.protocol.section import (
     check_name,
 )
 
+from beamline.protocol.weights_config import WeightsSection
+
 
 class Placement(StrEnum):
     COLOCATED = "colocated"
@@ -105,6 +107,9 @@ class EngineSection(Section, kw_only=True):
     tensor_parallel: Positive = 1
     pipeline_parallel: Positive = 1
     prefix_caching: bool = True
+    shared_parameters: bool = False
+    """Parameters are views of the trainer's shared memory, so that nothing is copied. On a CPU that leaves them
+    unpacked, and decoding is slower: docs/weights.md has the number."""
 
     def __post_init__(self) -> None:
         if self.block_size % 32:
@@ -182,7 +187,9 @@ class CoordinatorSection(Section, kw_only=True):
     start_deadline_s: PositiveFloat = 300.0
     """Until every service must have sent its first heartbeat and loaded policy 0."""
     step_deadline_s: PositiveFloat = 1800.0
-    """Until a step's wait (groups, update, load) must have ended."""
+    """Until a step's wait (groups, update) must have ended."""
+    lease_deadline_s: PositiveFloat = 120.0
+    """Until every worker that shares devices must have released their memory."""
 
 
 class BusSection(Section, kw_only=True):
@@ -211,6 +218,7 @@ class RunConfig(Section, kw_only=True):
     rollout: RolloutSection = RolloutSection()
     reward: RewardSection = RewardSection()
     trainer: TrainerSection = TrainerSection()
+    weights: WeightsSection = WeightsSection()
     bus: BusSection = BusSection()
 
     def __post_init__(self) -> None:

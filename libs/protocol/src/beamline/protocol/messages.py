@@ -1,4 +1,5 @@
-"""Every message between the services: the ring and its phases (`ring`), and what is beside it (`control`)."""
+"""Every message between the services: the ring and its phases (`ring`), policies on their way into the engines (`sync`), and what
+is beside them (`control`)."""
 
 from beamline.protocol.base import Message, Part
 from beamline.protocol.control import (
@@ -16,7 +17,6 @@ from beamline.protocol.control import (
 )
 from beamline.protocol.ring import (
     BlobRef,
-    Canary,
     CheckpointSaved,
     FinishReason,
     Grade,
@@ -26,8 +26,6 @@ from beamline.protocol.ring import (
     Phase,
     PhaseName,
     Place,
-    PolicyLoaded,
-    PolicyUpdate,
     PromptGroup,
     Purpose,
     Sampling,
@@ -37,11 +35,14 @@ from beamline.protocol.ring import (
     TrainGroup,
     TrajectoryGroup,
 )
+from beamline.protocol.sync import Canary, Fence, PolicyLoaded, PolicyPrepared, PolicyUpdate
 
 RingMessage = PromptGroup | TrajectoryGroup | ScoredGroup | GroupFailed | TrainBatch | PolicyUpdate
 ControlRequest = StatusRequest | PauseRequest | ResumeRequest | StopRequest | EvalRequest
 AnyMessage = (
     RingMessage
+    | PolicyPrepared
+    | Fence
     | PolicyLoaded
     | Phase
     | LeaseReport
@@ -65,6 +66,7 @@ __all__ = [
     "CheckpointSaved",
     "EvalRequest",
     "EvalResult",
+    "Fence",
     "FinishReason",
     "Grade",
     "GroupFailed",
@@ -77,6 +79,7 @@ __all__ = [
     "PhaseName",
     "Place",
     "PolicyLoaded",
+    "PolicyPrepared",
     "PolicyUpdate",
     "PromptGroup",
     "Purpose",

@@ -176,39 +176,6 @@ class TrainBatch(Message, kw_only=True, tag="TrainBatch/1"):
     mini_batches: list[MiniBatch]
 
 
-class Canary(Part, kw_only=True):
-    """A fixed text and the trainer's log-probabilities of its tokens 1..n-1, by which an engine checks itself."""
-
-    tokens: list[int]
-    logprobs: list[float]
-
-
-class PolicyUpdate(Message, kw_only=True, tag="PolicyUpdate/1"):
-    """Trainer to coordinator and every rollout worker: a new policy. Version 0 is published at the trainer's start."""
-
-    step: int
-    policy_version: int
-    manifest: BlobRef
-    """The encoded `beamline.weights.WeightManifest`."""
-    canary: Canary
-    stats: dict[str, float]
-    """The trainer's statistics of the step, under the names of docs/metrics.md."""
-    failed_groups: dict[str, str] = field(default_factory=dict[str, str])
-    """Groups of the batch that could not be trained, by id: what is wrong with their blobs."""
-
-
-class PolicyLoaded(Message, kw_only=True, tag="PolicyLoaded/1"):
-    """Rollout to coordinator: this worker serves the version, or says why it does not."""
-
-    worker: str
-    incarnation: str
-    policy_version: int
-    load_s: float
-    canary_gap: float
-    """Largest |engine - trainer| log-probability over the canary."""
-    error: str = ""
-
-
 class PhaseName(StrEnum):
     START = "start"
     GENERATE = "generate"
@@ -230,13 +197,15 @@ class Phase(Message, kw_only=True, tag="Phase/1"):
 
 
 class LeaseReport(Message, kw_only=True, tag="LeaseReport/1"):
-    """A worker released its device memory for the phase of that sequence; both figures are measured."""
+    """A worker released its device memory for the phase of that sequence; all figures are measured."""
 
     service: str
     worker: str
     incarnation: str
     sequence: int
     freed_bytes: int
+    kept_bytes: int
+    """Of the memory that it had to release, what is still resident: 0 where the lease is honoured."""
     resident_bytes: int
 
 

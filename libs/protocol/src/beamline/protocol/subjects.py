@@ -2,9 +2,10 @@
 
 work.rollout.train|eval   PromptGroup                      work queue, durable "rollout"
 work.reward               TrajectoryGroup                  work queue, durable "reward"
-work.coordinator          ScoredGroup, GroupFailed, PolicyLoaded, LeaseReport, CheckpointSaved   likewise
+work.coordinator          ScoredGroup, GroupFailed, PolicyPrepared, PolicyLoaded, LeaseReport,
+                          CheckpointSaved                  likewise
 work.trainer              TrainBatch                       work queue, durable "trainer"
-policy, phase             PolicyUpdate, Phase              last value kept
+policy, fence, phase      PolicyUpdate, Fence, Phase       last value kept
 journal                   the coordinator's own records    kept for the whole run
 blob.<owner>.<key>        chunks of blobs                  only between hosts
 heartbeat.<worker>, metrics.<service>, eval, error.<worker>   plain publish and subscribe
@@ -65,6 +66,10 @@ class Subjects(msgspec.Struct, frozen=True):
         return f"{self.root}.policy"
 
     @property
+    def fence(self) -> str:
+        return f"{self.root}.fence"
+
+    @property
     def phase(self) -> str:
         return f"{self.root}.phase"
 
@@ -105,14 +110,19 @@ class Subjects(msgspec.Struct, frozen=True):
             case m.TrainBatch():
                 return _kept(f"{work}.trainer", message, message.step)
             case m.PolicyLoaded():
-                key = (message.worker, message.incarnation, message.policy_version, bool(message.error))
-                return _kept(f"{work}.coordinator", message, *key)
+                key = (message.worker, message.incarnation, message.policy_version, message.attempt)
+                return _kept(f"{work}.coordinator", message, *key, bool(message.error))
+            case m.PolicyPrepared():
+                key = (message.worker, message.incarnation, message.policy_version, message.attempt)
+                return _kept(f"{work}.coordinator", message, *key, bool(message.error))
             case m.LeaseReport():
                 return _kept(f"{work}.coordinator", message, message.worker, message.incarnation, message.sequence)
             case m.CheckpointSaved():
                 return _kept(f"{work}.coordinator", message, message.step)
             case m.PolicyUpdate():
                 return Route(self.policy, None, persistent=True)
+            case m.Fence():
+                return Route(self.fence, None, persistent=True)
             case m.Phase():
                 return Route(self.phase, None, persistent=True)
             case m.Heartbeat():

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Protocol
 
 from beamline.protocol.errors import Rejected
-from beamline.protocol.messages import Message, Phase, PolicyUpdate
+from beamline.protocol.messages import Fence, Message, Phase, PolicyUpdate
 from beamline.protocol.subjects import Subjects
 
 type Handler = Callable[[Message], Awaitable[Message | None]]
@@ -60,14 +60,14 @@ class Bus(Protocol):
         ...
 
     async def follow[M: Message](self, kind: type[M], handle: Callable[[M], Awaitable[None]]) -> None:
-        """Hand over the last kept PolicyUpdate or Phase and then newer ones, in order, until cancelled.
+        """Hand over the last kept PolicyUpdate, Fence or Phase and then newer ones, in order, until cancelled.
 
         The newest always arrives; one that was replaced before this follower got to it may be left out.
         """
         ...
 
     async def last[M: Message](self, kind: type[M]) -> M | None:
-        """The last kept PolicyUpdate or Phase, if any."""
+        """The last kept PolicyUpdate, Fence or Phase, if any."""
         ...
 
     async def subscribe(self, subject: str, handle: Callable[[Message], Awaitable[None]]) -> None:
@@ -101,4 +101,6 @@ def kept_subject(subjects: Subjects, kind: type[Message]) -> str:
         return subjects.policy
     if kind is Phase:
         return subjects.phase
+    if kind is Fence:
+        return subjects.fence
     raise TypeError(f"no last value is kept of {kind.__name__}")

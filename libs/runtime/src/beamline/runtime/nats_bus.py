@@ -209,7 +209,8 @@ class NatsBus:
         work = api.StreamConfig(
             name=names.stream("work"), subjects=[names.work], retention=api.RetentionPolicy.WORK_QUEUE
         )
-        last = api.StreamConfig(name=names.stream("last"), subjects=[names.policy, names.phase], max_msgs_per_subject=1)
+        kept = [names.policy, names.fence, names.phase]
+        last = api.StreamConfig(name=names.stream("last"), subjects=kept, max_msgs_per_subject=1)
         journal = api.StreamConfig(name=names.stream("journal"), subjects=[names.journal])
         blob = api.StreamConfig(name=names.stream("blob"), subjects=[names.blob("*")])
         return [work, last, journal, *([blob] if blobs else [])]

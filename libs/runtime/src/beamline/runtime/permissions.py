@@ -33,7 +33,8 @@ def permissions(subjects: Subjects, service: str, *, blobs: bool = False) -> Per
     match service:
         case "coordinator":
             publish = [
-                *worker, *reader, f"{work}.rollout.>", f"{work}.trainer", subjects.phase, subjects.evaluation,
+                *worker, *reader, f"{work}.rollout.>", f"{work}.trainer", subjects.fence, subjects.phase,
+                subjects.evaluation,
                 subjects.journal, *_read(subjects.stream("journal")), *_pull(subjects, service),
                 *_manage(subjects, blobs=blobs),
             ]  # fmt: skip

@@ -1,82 +1,141 @@
-"""What a policy's weights are made of: one entry a tensor, with its place, size and checksum.
+"""What a policy's weights are made of: every tensor, the pieces it lies in, and the memory where those lie.
 
-The manifest travels as a blob (`PolicyUpdate.manifest`), the tensors by the transport that it names.
+The manifest travels as a blob (`PolicyUpdate.manifest`), the bytes by the transports that its places name.
 """
 
 import math
+from collections.abc import Sequence
 
 import msgspec
+import xxhash
 
 from beamline.protocol.errors import WeightError
+from beamline.weights.tensors import ITEM_BYTES, Box, num_bytes
 
-ITEM_BYTES = {
-    "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e8m0fnu": 1,
-    "int64": 8, "int32": 4, "int8": 1, "uint8": 1, "bool": 1,
-}  # fmt: skip
-"""Bytes an element, by torch's name of the dtype."""
 
-ALIGNMENT_BYTES = 256
-"""Tensors start at multiples of it."""
+class Piece(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """A box of a tensor: contiguous, little-endian, from `offset` of a place."""
+
+    place: int
+    """Index into the manifest's places."""
+    offset: int
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+    checksum: str
+    """xxh3-64 of the bytes, 16 hex digits."""
+
+    @property
+    def box(self) -> Box:
+        return tuple((start, start + size) for start, size in zip(self.start, self.shape, strict=True))
 
 
 class TensorEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One tensor: contiguous, little-endian, `num_bytes` from `offset` of the segment.
+    """One tensor.
 
     Raises:
-        WeightError: size, dtype and shape do not fit each other.
+        WeightError: an unknown dtype, or a piece that is no box of the tensor.
     """
 
     name: str
     """Hugging Face name."""
     dtype: str
-    shape: list[int]
-    offset: int
-    num_bytes: int
-    checksum: str
-    """xxh3-64 of the bytes, 16 hex digits."""
+    """Torch's name."""
+    shape: tuple[int, ...]
+    group: str = ""
+    """Tensors of one kind, such as "router"."""
+    pieces: list[Piece]
 
     def __post_init__(self) -> None:
         if self.dtype not in ITEM_BYTES:
             raise WeightError(f"tensor {self.name}: dtype {self.dtype!r}, expected one of {', '.join(ITEM_BYTES)}")
-        expected = math.prod(self.shape) * ITEM_BYTES[self.dtype]
-        if self.num_bytes != expected:
-            raise WeightError(
-                f"tensor {self.name}: {self.num_bytes} bytes, expected {expected} for {self.dtype} {self.shape}"
-            )
-        if self.offset < 0 or self.offset % ALIGNMENT_BYTES:
-            raise WeightError(f"tensor {self.name}: offset {self.offset} is not a multiple of {ALIGNMENT_BYTES}")
+        for piece in self.pieces:
+            same = len(piece.start) == len(piece.shape) == len(self.shape)
+            if not same or any(a < 0 or b < a or b > n for (a, b), n in zip(piece.box, self.shape, strict=True)):
+                raise WeightError(
+                    f"tensor {self.name}: a piece of shape {list(piece.shape)} at {list(piece.start)} does not lie in "
+                    f"{list(self.shape)}"
+                )
+
+    def num_bytes(self, piece: Piece) -> int:
+        return num_bytes(self.dtype, piece.shape)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its pieces make up the tensor."""
+        boxes = {piece.box for piece in self.pieces}
+        return len(boxes) == len(self.pieces) and sum(math.prod(p.shape) for p in self.pieces) == math.prod(self.shape)
+
+
+class ShmPlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="shm"):
+    """Shared memory of the owner's host."""
+
+    num_bytes: int
+    socket: str
+    """Path of the Unix socket where the owner hands out its memory."""
+
+
+class CudaPlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="cuda_ipc"):
+    """Memory of a GPU of the owner's host, shared in chunks of one size (the last may be shorter)."""
+
+    num_bytes: int
+    device: str
+    """UUID of the GPU."""
+    chunk_bytes: int
+    chunks: list[bytes]
+    """The driver's IPC handle of each chunk's memory."""
+    event: bytes
+    """The driver's IPC handle of the event after which all is written."""
+
+
+class NixlPlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="nixl"):
+    """Memory that the owner has registered with NIXL, on this host or another."""
+
+    num_bytes: int
+    agent: str
+    """Name of the owner's agent."""
+    metadata: bytes
+    """How to reach it; NIXL's own, opaque."""
+    address: int
+    """Of the first byte, in the owner's address space."""
+    device: int = 0
+    """0 in main memory."""
+
+
+class CheckpointPlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="checkpoint"):
+    """A safetensors file, on a filesystem that both sides see."""
+
+    num_bytes: int
+    path: str
+
+
+type Place = ShmPlace | CudaPlace | NixlPlace | CheckpointPlace
 
 
 class WeightManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="WeightManifest/1"):
-    """All tensors of one policy version.
+    """One policy version.
 
     Raises:
-        WeightError: tensors that overlap, repeat a name or leave the segment; an unknown transport.
+        WeightError: a name that appears twice, or a piece outside its place.
     """
 
     policy_version: int
-    transport: str
-    segment: str
-    """For "shm": path of the segment file."""
-    num_bytes: int
-    """Size of the segment."""
+    places: list[ShmPlace | CudaPlace | NixlPlace | CheckpointPlace]
     tensors: list[TensorEntry]
-    """By rising offset."""
+    layout: str = ""
+    """Digest of all but contents, version and places: policies with the same one are read by the same plan."""
 
     def __post_init__(self) -> None:
-        if self.transport != "shm":
-            raise WeightError(f"policy {self.policy_version}: transport {self.transport!r}, expected 'shm'")
         names: set[str] = set()
-        end = 0
         for tensor in self.tensors:
             if tensor.name in names:
                 raise WeightError(f"policy {self.policy_version}: tensor {tensor.name} appears twice")
-            if tensor.offset < end:
-                raise WeightError(f"tensor {tensor.name}: offset {tensor.offset} lies inside the one before it ({end})")
             names.add(tensor.name)
-            end = tensor.offset + tensor.num_bytes
-        if end > self.num_bytes:
-            raise WeightError(f"policy {self.policy_version}: segment of {self.num_bytes} bytes, tensors end at {end}")
+            for piece in tensor.pieces:
+                if not 0 <= piece.place < len(self.places):
+                    raise WeightError(f"tensor {tensor.name}: place {piece.place}, there are {len(self.places)}")
+                end, size = piece.offset + tensor.num_bytes(piece), self.places[piece.place].num_bytes
+                if piece.offset < 0 or end > size:
+                    raise WeightError(f"tensor {tensor.name}: bytes {piece.offset} to {end} of a place of {size} bytes")
 
     def encode(self) -> bytes:
         return _encoder.encode(self)
@@ -88,6 +147,48 @@ class WeightManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             return _decoder.decode(payload)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise WeightError(f"{memoryview(payload).nbytes} bytes are not a weight manifest: {error}") from error
+
+
+def merge(parts: Sequence[WeightManifest]) -> WeightManifest:
+    """The policy of which every rank of the owner has exported a part.
+
+    Raises WeightError: the parts are of different versions, disagree about a tensor, or do not make up all of it.
+    """
+    version = parts[0].policy_version
+    tensors: dict[str, TensorEntry] = {}
+    for part, first_place in zip(parts, _first_places(parts), strict=True):
+        if part.policy_version != version:
+            raise WeightError(f"parts of policies {version} and {part.policy_version} are no policy")
+        for entry in part.tensors:
+            moved = [msgspec.structs.replace(piece, place=piece.place + first_place) for piece in entry.pieces]
+            known = tensors.get(entry.name)
+            if known and (known.dtype, known.shape) != (entry.dtype, entry.shape):
+                raise WeightError(
+                    f"policy {version}: tensor {entry.name} is {known.dtype} {list(known.shape)} on one rank, "
+                    f"{entry.dtype} {list(entry.shape)} on another"
+                )
+            pieces = [*known.pieces, *moved] if known else moved
+            tensors[entry.name] = msgspec.structs.replace(entry, pieces=pieces)
+    for entry in tensors.values():
+        if not entry.is_whole:
+            raise WeightError(f"policy {version}: the pieces of tensor {entry.name} do not make up {list(entry.shape)}")
+    return WeightManifest(
+        policy_version=version,
+        places=[place for part in parts for place in part.places],
+        tensors=list(tensors.values()),
+        layout=_layout(list(tensors.values())),
+    )
+
+
+def _first_places(parts: Sequence[WeightManifest]) -> list[int]:
+    return [sum(len(part.places) for part in parts[:index]) for index in range(len(parts))]
+
+
+def _layout(tensors: list[TensorEntry]) -> str:
+    rows = [
+        (t.name, t.dtype, t.shape, [(p.place, p.offset, p.start, p.shape) for p in t.pieces]) for t in tensors
+    ]  # fmt: skip
+    return xxhash.xxh3_128_hexdigest(msgspec.msgpack.encode(rows))
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -1,139 +1,188 @@
-"""The shared-memory transport: one file a policy version under /dev/shm, written once and mapped by every reader.
+"""Weights in shared memory: a segment a policy version, written once, read by every engine of the host where it lies.
 
-Buffers are contiguous arrays of any kind; torch users pass `tensor.view(torch.uint8).numpy()` and wrap what they
-read with `torch.frombuffer`.
+The owner fills one segment while engines read another, and fills that again when it is neither the newest nor
+read by anybody: two in a run that goes well, one more for as long as an engine stays behind.
 """
 
-import errno
-import mmap
 import os
-from collections.abc import Buffer, Iterable, Iterator, Sequence
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-import xxhash
-
 from beamline.protocol.errors import WeightError
-from beamline.weights.manifest import ALIGNMENT_BYTES, TensorEntry, WeightManifest
+from beamline.weights.manifest import Place, ShmPlace, WeightManifest
+from beamline.weights.passing import Handed, PassingServer
+from beamline.weights.segment import SharedSegment, map_sealed, write
+from beamline.weights.tensors import Shard
+from beamline.weights.transport import Range
 
-type NamedTensor = tuple[str, str, Sequence[int], Buffer]
-"""HF name, dtype (torch's name), shape, contiguous buffer."""
 
-_PREFIX, _SUFFIX = "policy-", ".weights"
+class ShmOwner:
+    """Implements `Owner`: exports policies and hands them to readers. Close it at the end.
 
+    Args:
+        socket: where readers ask for them; its folder is made with mode 0700 if missing.
 
-class ShmExporter:
-    """Writes segments into a folder and unlinks old ones; a reader that has one open keeps it until it lets go."""
+    Raises WeightError: the socket cannot be made there.
+    """
 
-    def __init__(self, directory: Path, keep: int = 2) -> None:
-        """Args:
-        directory: under /dev/shm; made with mode 0700 if missing.
-        keep: newest segments left in place.
-        """
-        if keep < 1:
-            raise ValueError(f"keep={keep}: at least the newest segment must stay")
-        self._directory = directory
-        self._keep = keep
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    def __init__(self, socket: Path) -> None:
+        socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._pool = _Pool()
+        self._server = PassingServer(socket, self._pool.hold)
+        self._described: WeightManifest | None = None
 
-    def export(self, policy_version: int, tensors: Iterable[NamedTensor]) -> WeightManifest:
-        """Stream tensors into a new segment, one at a time; nothing is held twice.
-
-        The segment takes its name when it is complete, so that a death in between leaves no half of one.
-
-        Raises:
-            WeightError: shared memory is full, or a buffer does not have the size that its dtype and shape ask for.
-        """
-        segment = self._directory / f"{_PREFIX}{policy_version:08d}-{os.getpid()}{_SUFFIX}"
-        draft = segment.with_suffix(".draft")
-        draft.unlink(missing_ok=True)
+    def export(self, policy_version: int, shards: Iterable[Shard]) -> None:
+        segment = self._pool.take()
         try:
-            with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb", buffering=0) as file:
-                entries = [self._write(file.fileno(), *tensor) for tensor in tensors]
-                num_bytes = file.tell()
-                file.truncate(num_bytes)  # a last tensor without elements has only moved the position
-            manifest = WeightManifest(
-                policy_version=policy_version,
-                transport="shm",
-                segment=str(segment),
-                num_bytes=num_bytes,
-                tensors=entries,
-            )
-            draft.rename(segment)
+            entries = write(segment, shards)
+            segment.seal()
         except BaseException:
-            draft.unlink(missing_ok=True)
+            self._pool.drop(segment)
             raise
-        self._unlink_old()
-        return manifest
+        place = ShmPlace(num_bytes=segment.num_bytes, socket=str(self._server.path))
+        self._described = WeightManifest(policy_version=policy_version, places=[place], tensors=entries)
+        self._pool.publish(policy_version, segment)
 
-    def _write(self, descriptor: int, name: str, dtype: str, shape: Sequence[int], buffer: Buffer) -> TensorEntry:
-        view = memoryview(buffer)
-        content = view.cast("B") if view.nbytes else memoryview(b"")
-        offset = -(-os.lseek(descriptor, 0, os.SEEK_CUR) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-        entry = TensorEntry(
-            name=name,
-            dtype=dtype,
-            shape=list(shape),
-            offset=offset,
-            num_bytes=content.nbytes,
-            checksum=xxhash.xxh3_64_hexdigest(content),
-        )
-        os.lseek(descriptor, offset, os.SEEK_SET)
-        try:
-            while content:
-                content = content[os.write(descriptor, content) :]
-        except OSError as error:
-            raise self._explain(error, entry) from error
-        return entry
+    def describe(self) -> WeightManifest:
+        assert self._described is not None, "nothing was exported"
+        return self._described
 
-    def _explain(self, error: OSError, entry: TensorEntry) -> WeightError:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            return WeightError(f"tensor {entry.name}: cannot write to {self._directory}: {error.strerror}")
-        space = os.statvfs(self._directory)
-        return WeightError(
-            f"shared memory is full: tensor {entry.name} needs {entry.num_bytes} bytes, {self._directory} has "
-            f"{space.f_bavail * space.f_frsize} free: give /dev/shm room for {self._keep + 1} copies of the weights"
-        )
+    @property
+    def num_readers(self) -> int:
+        """Readers that have not let go of what they were handed."""
+        return self._pool.num_readers
 
-    def _unlink_old(self) -> None:
-        """Older segments beyond `keep`, and drafts of exporters that died."""
-        segments = sorted(self._directory.glob(f"{_PREFIX}*{_SUFFIX}"), key=lambda path: path.stat().st_mtime_ns)
-        for path in [*segments[: -self._keep], *self._directory.glob(f"{_PREFIX}*.draft")]:
-            path.unlink(missing_ok=True)
+    def close(self) -> None:
+        """Hang up on all readers and let go of the memory."""
+        self._server.close()
+        self._pool.close()
+
+
+@dataclass
+class _Held:
+    """One reader's hold on a segment, for the server."""
+
+    pool: "_Pool"
+    segment: SharedSegment
+
+    @property
+    def descriptor(self) -> int:
+        return self.segment.read_descriptor
+
+    @property
+    def num_bytes(self) -> int:
+        return self.segment.num_bytes
+
+    def release(self) -> None:
+        self.pool.release(self.segment)
+
+
+class _Pool:
+    """Segments, the policies in them, and who reads which. Its methods are called from many threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._readers: dict[SharedSegment, int] = {}
+        """Of every segment there is, how many read it."""
+        self._versions: dict[int, SharedSegment] = {}
+
+    @property
+    def num_readers(self) -> int:
+        with self._lock:
+            return sum(self._readers.values())
+
+    def take(self) -> SharedSegment:
+        """One to write into: that of the oldest policy but the newest, if nobody reads it."""
+        with self._lock:
+            newest = self._versions[max(self._versions)] if self._versions else None
+            unread = [s for s, readers in self._readers.items() if not readers and s is not newest]
+            if not unread:
+                return self._add()
+            self._versions = {v: segment for v, segment in self._versions.items() if segment is not unread[0]}
+        unread[0].restart()
+        return unread[0]
+
+    def publish(self, policy_version: int, segment: SharedSegment) -> None:
+        """Let readers have it."""
+        with self._lock:
+            self._versions[policy_version] = segment
+
+    def drop(self, segment: SharedSegment) -> None:
+        """It was not filled to its end."""
+        with self._lock:
+            del self._readers[segment]
+        segment.close()
+
+    def hold(self, policy_version: int) -> _Held:
+        """Raises WeightError for a policy that is not kept."""
+        with self._lock:
+            segment = self._versions.get(policy_version)
+            if segment is None:
+                kept = ", ".join(map(str, sorted(self._versions))) or "none"
+                raise WeightError(f"the policies that are kept are {kept}")
+            self._readers[segment] += 1
+            return _Held(self, segment)
+
+    def release(self, segment: SharedSegment) -> None:
+        with self._lock:
+            if segment in self._readers:
+                self._readers[segment] -= 1
+
+    def close(self) -> None:
+        with self._lock:
+            for segment in self._readers:
+                segment.close()
+            self._readers, self._versions = {}, {}
+
+    def _add(self) -> SharedSegment:
+        segment = SharedSegment()
+        self._readers[segment] = 0
+        return segment
 
 
 class ShmReader:
-    """One policy version, mapped read-only. Views stay valid as long as they are held."""
+    """Implements `Reader`."""
 
-    def __init__(self, manifest: WeightManifest, segment: memoryview) -> None:
-        """Use `open`."""
-        self.manifest = manifest
-        self._segment = segment
+    def __init__(self) -> None:
+        self._mapped: dict[int, memoryview] = {}
+        """Segments by inode: an owner uses few, and mapping one takes as long as reading it."""
 
-    @classmethod
-    def open(cls, manifest: WeightManifest) -> "ShmReader":
-        """Map the segment. Raises WeightError when it is gone or has another size than the manifest says."""
-        path, version = Path(manifest.segment), manifest.policy_version
+    def attach(self, place: Place, policy_version: int) -> "ShmAttached":
+        assert isinstance(place, ShmPlace)
+        handed = Handed(Path(place.socket), policy_version)
         try:
-            with path.open("rb") as file:
-                num_bytes = os.fstat(file.fileno()).st_size
-                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if num_bytes else b""
-        except OSError as error:
-            raise WeightError(f"policy {version}: cannot open segment {path}: {error.strerror}") from error
-        if num_bytes != manifest.num_bytes:
-            raise WeightError(f"policy {version}: segment {path} has {num_bytes} bytes, expected {manifest.num_bytes}")
-        return cls(manifest, memoryview(mapped))
+            return ShmAttached(handed, self._map(handed.descriptor, place.num_bytes))
+        except WeightError as error:
+            handed.close()
+            raise WeightError(f"policy {policy_version}: {error}") from error
+        finally:
+            os.close(handed.descriptor)
 
-    def tensors(self) -> Iterator[tuple[TensorEntry, memoryview]]:
-        """Each tensor with its bytes (read-only uint8 view), in the manifest's order."""
-        for entry in self.manifest.tensors:
-            yield entry, self._segment[entry.offset : entry.offset + entry.num_bytes]
+    def close(self) -> None:
+        self._mapped = {}
 
-    def verify(self) -> None:
-        """Check every checksum, before any tensor is used. Raises WeightError naming the first that differs."""
-        for entry, content in self.tensors():
-            checksum = xxhash.xxh3_64_hexdigest(content)
-            if checksum != entry.checksum:
-                raise WeightError(
-                    f"policy {self.manifest.policy_version}: tensor {entry.name} has checksum {checksum}, "
-                    f"expected {entry.checksum}: the segment {self.manifest.segment} is damaged"
-                )
+    def _map(self, descriptor: int, num_bytes: int) -> memoryview:
+        inode = os.fstat(descriptor).st_ino
+        mapped = self._mapped.get(inode)
+        if mapped is None or mapped.nbytes != num_bytes:
+            mapped = self._mapped[inode] = map_sealed(descriptor, num_bytes)
+        return mapped
+
+
+class ShmAttached:
+    """Implements `Attached`: the owner's memory itself, read-only. Nothing is copied."""
+
+    def __init__(self, handed: Handed, content: memoryview) -> None:
+        self._handed = handed
+        self._content = content
+
+    def fill(self, ranges: Sequence[Range]) -> None:
+        """It is all there."""
+
+    def content(self, offset: int, num_bytes: int) -> memoryview:
+        return self._content[offset : offset + num_bytes]
+
+    def fence(self) -> None:
+        self._handed.close()

@@ -5,7 +5,7 @@ in-memory ring and the worker's unit tests. Nothing here imports an engine.
 """
 
 import asyncio
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import msgspec
 
@@ -16,6 +16,9 @@ from beamline.weights.manifest import WeightManifest
 
 if TYPE_CHECKING:
     import numpy as np
+
+
+type Pause = Literal["keep", "drain", "abort", "continue"]
 
 
 class EngineError(BeamlineError):
@@ -47,6 +50,8 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
 
     before_bytes: int
     after_bytes: int
+    kept_bytes: int = 0
+    """Of the memory that was to be released, what is still resident: counted page by page."""
 
     @property
     def freed_bytes(self) -> int:
@@ -62,7 +67,7 @@ class Sampler(Protocol):
 
 
 class Engine(Protocol):
-    """Samples from one policy at a time. Calls may overlap, `load_weights` among them."""
+    """Samples from one policy at a time. Calls may overlap, those that change the policy among them."""
 
     async def generate(self, group: PromptGroup, stop: asyncio.Event | None = None) -> list[Completion]:
         """Sample the prompt once a seed, in the order of the seeds, each up to an end token, a stop text or the limit.
@@ -79,12 +84,26 @@ class Engine(Protocol):
         """
         ...
 
-    async def load_weights(self, manifest: WeightManifest, policy_version: int) -> None:
-        """Serve another policy from here on; samples under way go on with it, and their spans say so.
+    async def stage_weights(self, manifest: WeightManifest) -> int:
+        """Fetch and verify another policy beside the one that is served; returns the bytes that all ranks fetched.
 
-        Raises WeightError for weights that are damaged or not this model's, before anything is overwritten: the old
-        policy is still served.
+        It takes the place of what was staged before. Raises WeightError for weights that are damaged, late or not this
+        model's; nothing is staged then, and the old policy is served on.
         """
+        ...
+
+    async def activate_weights(self, pause: Pause = "keep") -> None:
+        """Serve the staged policy from here on, and let go of its transport's memory.
+
+        Args:
+            pause: what becomes of samples under way. "keep": they go on with the new policy, and their spans say so.
+                "drain": it is waited for them. "abort": they come back as they are, with finish reason ABORT;
+                "continue": likewise, but each is taken up again, as a request that begins with what it had.
+        """
+        ...
+
+    async def drop_staged(self) -> None:
+        """Let go of a staged policy that is not to be activated."""
         ...
 
     async def score(self, tokens: list[int]) -> list[float]:
