@@ -8,11 +8,11 @@ from vllm.distributed import get_pp_group
 from vllm.model_executor.layers.fused_moe.routed_experts_capturer import bind_routed_experts_capturer
 from vllm.sequence import IntermediateTensors
 
-from beamline.rollout.engine_worker import EngineWorker
 from beamline.rollout.route_capture import ROWS
+from loaded_weights import WatchedWorker
 
 
-class LossyWorker(EngineWorker):
+class LossyWorker(WatchedWorker):
     """Loses nothing until it is told to."""
 
     _unsent: RemovableHandle | None = None

@@ -1,13 +1,19 @@
 """Small messages and weight segments for the rollout tests."""
 
-from collections.abc import Mapping
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 
 from beamline.protocol import messages as m
-from beamline.weights.manifest import WeightManifest
-from beamline.weights.shm import ShmExporter
+from beamline.weights.manifest import WeightManifest, merge
+from beamline.weights.shm import ShmOwner
+from beamline.weights.tensors import Shard
+
+SOCKETS = Path(tempfile.gettempdir())
+"""A socket's path may not be long, as a test's own folder is."""
 
 FAR_AWAY = 4e9
 """A deadline, in Unix seconds, that no test reaches."""
@@ -47,9 +53,34 @@ def phase(name: m.PhaseName, *, sequence: int, granted: bool) -> m.Phase:
     return m.Phase(sequence=sequence, step=1, phase=name, policy_version=0, granted=granted)
 
 
-def export(folder: Path, version: int, tensors: Mapping[str, np.ndarray], keep: int = 8) -> WeightManifest:
-    """A segment of float32 tensors under `folder`."""
-    named = [
-        (name, "float32", list(array.shape), np.ascontiguousarray(array, np.float32)) for name, array in tensors.items()
-    ]
-    return ShmExporter(folder, keep=keep).export(version, named)
+def export(folder: Path, version: int, tensors: Mapping[str, np.ndarray], parts: int = 1) -> WeightManifest:
+    """A policy in shared memory, from the one owner of its folder, until `close_owners`.
+
+    Args:
+        tensors: float64 ones are exported as float32.
+        parts: in which each tensor lies, along the dimension that tensor-parallel ranks share out.
+    """
+    if folder not in _owners:
+        _owners[folder] = ShmOwner(Path(tempfile.mkdtemp(prefix="beamline-", dir=SOCKETS)) / "owner.sock")
+    owner = _owners[folder]
+    owner.export(version, _shards(tensors, parts))
+    return merge([owner.describe()])
+
+
+def close_owners() -> None:
+    """Let go of all that was exported, and of its sockets."""
+    while _owners:
+        _, owner = _owners.popitem()
+        manifest = owner.describe()
+        owner.close()
+        shutil.rmtree(Path(manifest.places[0].socket).parent)
+
+
+def _shards(tensors: Mapping[str, np.ndarray], parts: int) -> Iterator[Shard]:
+    for name, array in tensors.items():
+        values = array.astype(np.float32) if array.dtype == np.float64 else array
+        dim = 1 if name.endswith(("o_proj.weight", "down_proj.weight")) else 0
+        yield from Shard.whole(name, values.dtype.name, values).cut(dim, parts)
+
+
+_owners: dict[Path, ShmOwner] = {}

@@ -4,11 +4,19 @@ import msgspec
 import numpy as np
 
 from beamline.protocol.config import EngineSection
-from beamline.rollout.engine import Completion
+from beamline.rollout.engine import Completion, Engine, Pause
+from beamline.weights.manifest import WeightManifest
 
 MAX_MODEL_TOKENS = 512
 # Prompts of 96 tokens arrive in chunks of at most 64, mixed with decoding, across cached blocks of 32.
 ENGINE = EngineSection(kv_cache_mib=64, max_num_seqs=32, max_num_batched_tokens=64, block_size=32)
+
+
+async def load(engine: Engine, manifest: WeightManifest, pause: Pause = "keep") -> int:
+    """Stage a policy and activate it; returns the bytes that were fetched."""
+    num_bytes = await engine.stage_weights(manifest)
+    await engine.activate_weights(pause)
+    return num_bytes
 
 
 def routes_of(completion: Completion) -> np.ndarray:

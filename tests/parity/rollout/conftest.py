@@ -4,7 +4,7 @@ Everything runs in one event loop, that of the session: an engine belongs to the
 """
 
 import gc
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from safetensors.numpy import load_file
 from beamline.models import tiny
 from beamline.rollout import environment
 from beamline.rollout.engine import Engine
+from rollout_messages import close_owners
 from tiny_engines import ENGINE, MAX_MODEL_TOKENS
 
 REFERENCES = Path(__file__).parents[1] / "references"
@@ -96,5 +97,12 @@ def start() -> Start:
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def engine(model: Model, start: Start) -> AsyncIterator[Engine]:
     """Serves the reference weights as policy 0. A test that loads others puts these back."""
-    async with start(model.path) as running:
+    async with start(model.path, worker="loaded_weights.WatchedWorker") as running:
         yield running
+
+
+@pytest.fixture(autouse=True)
+def exported_weights() -> Iterator[None]:
+    """Weights that a test exports are gone after it."""
+    yield
+    close_owners()

@@ -14,7 +14,7 @@ from beamline.protocol.errors import Rejected
 from beamline.rollout.checkpoint import routing_shape
 from rollout_bench import Bench
 from rollout_messages import export, policy_update, prompt_group
-from tiny_engines import assert_prefix, routes_of
+from tiny_engines import assert_prefix, load, routes_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -78,7 +78,7 @@ async def test_a_policy_is_loaded_by_every_rank_while_samples_are_under_way(rank
     undisturbed = await ranks.generate(group)
     long = asyncio.create_task(ranks.generate(group))
     await ranks.generate(prompt_group(prompt[:5], seeds=[1], max_tokens=8))
-    await ranks.load_weights(other, 1)
+    await load(ranks, other)
     crossing = [pair for pair in zip(await long, undisturbed, strict=True) if len(pair[0].version_spans) == 2]
     assert crossing, "every sample ended before the update"
     for completion, whole in crossing:
@@ -90,7 +90,7 @@ async def test_a_policy_is_loaded_by_every_rank_while_samples_are_under_way(rank
         switch = len(prompt) - 1 + new.start
         assert np.array_equal(routes_of(completion)[:switch], routes_of(whole)[:switch])
         assert np.array_equal(routes_of(completion)[switch:], routes_of(after)[switch:])
-    await ranks.load_weights(own, 0)
+    await load(ranks, own)
     assert np.array_equal(await scores(ranks, model), before)
 
 
@@ -127,7 +127,7 @@ async def test_a_stage_without_rows_fails_its_group_by_name_and_the_next_is_serv
     group = prompt_group(tokens[:70], seeds=[1, 2], max_tokens=8)
     expected = await ranks.generate(group)
     for fault in LOST[layout]:
-        await ranks.load_weights(export(tmp_path, 0, model.tensors()), 0)
+        await load(ranks, export(tmp_path, 0, model.tensors()))
         await ranks._call("lose_rows", fault)
         layer = 2 if fault == "last" else shape.sparse_layers[0]
         words = (

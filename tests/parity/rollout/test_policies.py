@@ -9,7 +9,7 @@ import pytest
 from beamline.protocol.blobs import VersionSpan
 from beamline.protocol.errors import WeightError
 from rollout_messages import export, prompt_group
-from tiny_engines import assert_same, routes_of
+from tiny_engines import assert_same, load, routes_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -34,9 +34,9 @@ async def test_an_update_equals_a_fresh_start_and_the_way_back_leaves_no_trace(
     prompt = model.reference["tokens"][0][:64].tolist()
     group = prompt_group(prompt, seeds=[1, 2, 3], max_tokens=24)
     own_scores, own_completions = await scores(engine, model), await engine.generate(group)
-    await engine.load_weights(other, 1)
+    await load(engine, other)
     other_scores, other_completions = await scores(engine, model), await engine.generate(group)
-    await engine.load_weights(own, 0)
+    await load(engine, own)
     assert np.abs(other_scores - own_scores).max() > 1, "the two policies hardly differ: nothing is shown"
     assert np.array_equal(await scores(engine, model), own_scores)
     assert_same(await engine.generate(group), own_completions)
@@ -56,7 +56,7 @@ async def test_samples_under_way_go_on_under_the_new_policy_and_say_where_it_beg
     undisturbed = await engine.generate(group)
     long = asyncio.create_task(engine.generate(group))
     await engine.generate(prompt_group(prompt[:5], seeds=[1], max_tokens=8))
-    await engine.load_weights(other, 1)
+    await load(engine, other)
     completions = await long
     pairs = zip(completions, undisturbed, strict=True)
     crossing = [(completion, before) for completion, before in pairs if len(completion.version_spans) == 2]
@@ -73,7 +73,7 @@ async def test_samples_under_way_go_on_under_the_new_policy_and_say_where_it_beg
         assert np.array_equal(routes_of(completion)[:switch], routes_of(before)[:switch])
         assert np.array_equal(routes_of(completion)[switch:], routes_of(after)[switch:])
         assert not np.array_equal(routes_of(after)[:switch], routes_of(before)[:switch]), "the policies route alike"
-    await engine.load_weights(own, 0)
+    await load(engine, own)
 
 
 @pytest.mark.parametrize("fault", ["damaged", "unknown", "missing", "shape"])
@@ -112,8 +112,8 @@ async def test_released_memory_goes_back_to_the_machine_and_sampling_resumes_whe
     assert report.freed_bytes > 24 << 20, report
     again = await engine.release_memory()
     assert again.freed_bytes == 0 and again.after_bytes <= report.after_bytes + (1 << 20)
-    await engine.load_weights(other, 1)
-    await engine.load_weights(own, 0)
+    await load(engine, other)
+    await load(engine, own)
     assert np.array_equal(await scores(engine, model), before), "the canary is scored while memory is released"
     waiting = asyncio.create_task(engine.generate(group))
     await engine.score(prompt)

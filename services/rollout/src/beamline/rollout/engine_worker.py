@@ -1,38 +1,28 @@
-"""vLLM's worker with what a rank needs beside: weights from shared memory, memory given back, notes on every step.
+"""vLLM's worker with what a rank needs beside: weights in two steps, memory given back, notes on every step.
 
-`collective_rpc` calls its methods by name. An exception here would end up as bare text on the other side, so whatever
-can be refused is refused before.
+`collective_rpc` calls its methods by name, between the engine's steps. An exception here ends the engine, so what may
+go wrong with a policy is an answer.
 """
 
-import ctypes
 import gc
 import glob
 import logging
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from vllm.distributed import get_pp_group, get_tp_group
 from vllm.platforms import current_platform
 from vllm.utils.import_utils import resolve_obj_by_qualname
 
 from beamline.rollout.late_outputs import StepNotes
+from beamline.rollout.rank_weights import RankWeights, tensors_of
+from beamline.rollout.resident_pages import drop_pages, give_back_heap, resident_bytes, resident_bytes_in
 from beamline.rollout.route_capture import ROWS, RouteCapture
-from beamline.weights.manifest import WeightManifest
-from beamline.weights.shm import ShmReader
+from beamline.rollout.weight_loader import needs_of
 
 # On every update it warns of modules that have no weights, such as rotary tables; the names were checked before.
 logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
-
-# Segments are mapped read-only, and vLLM only copies from them.
-warnings.filterwarnings("ignore", message="The given buffer is not writable")
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_MADV_DONTNEED = 4
-_PAGE_BYTES = 4096
 
 _OF_DEVICE = "vllm.v1.worker.cpu_worker.CPUWorker" if current_platform.is_cpu() else "vllm.v1.worker.gpu_worker.Worker"
 _Worker: Any = resolve_obj_by_qualname(_OF_DEVICE)
@@ -51,6 +41,8 @@ class EngineWorker(_Worker):
         settings, runner = self.vllm_config.additional_config, self.model_runner
         self._policy_version: int = settings["policy_version"]
         self._routes = RouteCapture(runner) if settings["routed_experts"] else None
+        rank = f"rank {self.rank} of {self.parallel_config.world_size}"
+        self._weights = RankWeights(needs_of(runner.model), str(runner.dtype).removeprefix("torch."), rank)
         if not get_pp_group().is_first_rank:
             # vLLM makes the buffers that a stage receives into while it measures memory, which is skipped on a CPU.
             runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
@@ -66,25 +58,40 @@ class EngineWorker(_Worker):
             output.aux_output_connector_output = routes.take(version) if routes else StepNotes(version)
         return output
 
-    def beamline_load_weights(self, manifest: bytes, policy_version: int) -> None:
-        """Overwrite all parameters in place from the manifest's segment, packed anew where the device packs them."""
-        reader = ShmReader.open(WeightManifest.decode(manifest))
+    def beamline_stage(self, manifest: bytes, wait_s: float) -> int | str | None:
+        """Begin to fetch a policy; answers as `beamline_staged`."""
+        self._weights.start(manifest)
+        return self._weights.answer(wait_s)
+
+    def beamline_staged(self, wait_s: float) -> int | str | None:
+        """The bytes that were fetched, or why it failed; None if that is not known after waiting so long."""
+        return self._weights.answer(wait_s)
+
+    def beamline_drop(self) -> None:
+        """Let go of what is staged or being fetched."""
+        self._weights.drop()
+
+    def beamline_activate(self) -> None:
+        """Overwrite all parameters in place from what is staged, packed anew where the device packs them."""
+        staged = self._weights.take()
         with torch.no_grad():
-            self.model_runner.reload_weights(weights_iterator=_tensors(reader))
-        self._policy_version = policy_version
+            self.model_runner.reload_weights(weights_iterator=tensors_of(staged))
+        staged.fence()
+        self._policy_version = staged.manifest.policy_version
 
-    def beamline_release_memory(self) -> tuple[int, int]:
-        """Drop the key-value cache's pages; they stay mapped and read as zeros. Resident bytes before and after."""
-        before = _resident_bytes()
+    def beamline_release_memory(self) -> tuple[int, int, int]:
+        """Drop the key-value cache's pages; they stay mapped. Resident bytes before and after, and of the cache."""
+        before = resident_bytes()
         for storage in _storages(self.model_runner.kv_caches):
-            _drop_pages(storage.data_ptr(), storage.nbytes())
+            drop_pages(storage.data_ptr(), storage.nbytes())
         gc.collect()
-        _libc.malloc_trim(0)
-        return before, _resident_bytes()
+        give_back_heap()
+        return before, *self.beamline_memory()
 
-    def beamline_resident_bytes(self) -> int:
-        """Resident memory of this process."""
-        return _resident_bytes()
+    def beamline_memory(self) -> tuple[int, int]:
+        """Resident bytes of this process, and of the key-value cache."""
+        storages = _storages(self.model_runner.kv_caches)
+        return resident_bytes(), sum(resident_bytes_in(one.data_ptr(), one.nbytes()) for one in storages)
 
 
 def _unlink_segments(communicator: Any) -> None:
@@ -95,11 +102,6 @@ def _unlink_segments(communicator: Any) -> None:
             segment.unlink(missing_ok=True)
 
 
-def _tensors(reader: ShmReader) -> Iterator[tuple[str, torch.Tensor]]:
-    for entry, content in reader.tensors():
-        yield entry.name, torch.frombuffer(content, dtype=getattr(torch, entry.dtype)).view(entry.shape)
-
-
 def _storages(caches: list[Any]) -> list[torch.UntypedStorage]:
     """The distinct storages behind the layers' caches; layers of unlike attention may share one."""
     storages: dict[int, torch.UntypedStorage] = {}
@@ -108,15 +110,3 @@ def _storages(caches: list[Any]) -> list[torch.UntypedStorage]:
             storage = tensor.untyped_storage()
             storages[storage.data_ptr()] = storage
     return list(storages.values())
-
-
-def _drop_pages(address: int, num_bytes: int) -> None:
-    """Tell the kernel that the whole pages inside [address, address + num_bytes) are not needed."""
-    start = -(-address // _PAGE_BYTES) * _PAGE_BYTES
-    end = (address + num_bytes) // _PAGE_BYTES * _PAGE_BYTES
-    if end > start and _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_DONTNEED):
-        raise OSError(ctypes.get_errno(), f"madvise of {end - start} bytes of the key-value cache failed")
-
-
-def _resident_bytes() -> int:
-    return psutil.Process().memory_info().rss

@@ -27,6 +27,9 @@ from beamline.rollout.stop_texts import EXTRA_ARG, StopTexts
 SPANS = "beamline_version_spans"
 """Key of the spans in the one free field that vLLM carries from the engine to a request's output."""
 
+NUM_SAMPLED_ARG = "beamline_num_sampled"
+"""Key of how many tokens at the prompt's end a sample's earlier requests have sampled, among the extra arguments."""
+
 
 @dataclass(frozen=True)
 class StepNotes:
@@ -115,8 +118,12 @@ class LateOutputsScheduler(Scheduler):
         self, request: Request, new_token_ids: list[int], *args: Any, **kwargs: Any
     ) -> tuple[list[int], bool]:
         sampled, stopped = super()._update_request_with_output(request, new_token_ids, *args, **kwargs)
-        texts = ((request.sampling_params and request.sampling_params.extra_args) or {}).get(EXTRA_ARG, ())
-        if sampled and not stopped and self._stop_texts.end(request.output_token_ids, texts):
+        extra = (request.sampling_params and request.sampling_params.extra_args) or {}
+        texts, num_sampled = extra.get(EXTRA_ARG, ()), extra.get(NUM_SAMPLED_ARG, 0)
+        response = request.output_token_ids
+        if texts and num_sampled:
+            response = request.all_token_ids[request.num_prompt_tokens - num_sampled :]
+        if sampled and not stopped and self._stop_texts.end(response, texts):
             request.status = RequestStatus.FINISHED_STOPPED
             stopped = True
         return sampled, stopped

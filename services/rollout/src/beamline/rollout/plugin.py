@@ -4,7 +4,7 @@ BEAM_ARCHITECTURE = "BeamForCausalLM"
 
 
 def register() -> None:
-    """Teach vLLM Beam's configuration and model, mend its CPU engine and quicken its norms. Idempotent."""
+    """Teach vLLM Beam's configuration and model and our loader, mend its CPU engine, quicken its norms. Idempotent."""
     from vllm import ModelRegistry
 
     from beamline.models.beam_config import register as register_config
@@ -14,8 +14,10 @@ def register() -> None:
         return
     # The class, not its name: vLLM would start a process of its own to look at a model that it has to import.
     from beamline.rollout.beam_model import BeamForCausalLM
+    from beamline.rollout.weight_loader import register as register_loader
 
     register_config()
+    register_loader()
     ModelRegistry.register_model(BEAM_ARCHITECTURE, BeamForCausalLM)
     expert_reload.install()
     seeded_prefill.install()

@@ -2,14 +2,15 @@
 
 Sampling asks for `processed_logprobs`: log softmax(logits / temperature), renormalised over what top_p keeps. Prefixes
 are cached between the samples of a prompt; the cache is dropped with every new policy. Requests under way survive an
-update: they are put back, recomputed under the new weights, and their version spans say which token came from which.
+update: they are put back and recomputed under the new weights, or cut off and taken up by further requests. Either way
+their version spans say which token came from which policy.
 """
 
 import asyncio
 import ctypes
 import signal
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager, nullcontext
 from itertools import count
 from pathlib import Path
 from typing import Any, cast
@@ -28,17 +29,23 @@ from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 from beamline.protocol.blobs import VersionSpan
 from beamline.protocol.config import EngineSection
-from beamline.protocol.errors import Rejected
+from beamline.protocol.errors import Rejected, WeightError
 from beamline.protocol.messages import FinishReason, PromptGroup
 from beamline.rollout import checkpoint, cpu_norm, environment
-from beamline.rollout.engine import Completion, EngineError, MemoryReport
-from beamline.rollout.late_outputs import SPANS, LateOutputsScheduler
+from beamline.rollout.continuation import Part, Sample
+from beamline.rollout.engine import Completion, EngineError, MemoryReport, Pause
+from beamline.rollout.late_outputs import NUM_SAMPLED_ARG, SPANS, LateOutputsScheduler
 from beamline.rollout.stop_texts import EXTRA_ARG
 from beamline.rollout.weight_check import check_manifest
+from beamline.rollout.weight_loader import LOAD_FORMAT
 from beamline.weights.manifest import WeightManifest
 
 _PR_SET_PDEATHSIG = 1
 _WORKER = "beamline.rollout.engine_worker.EngineWorker"
+_FIRST_WAIT_S = 0.02
+"""For a policy to be fetched while the engine core waits: a small one is, and needs no second question."""
+_LONGEST_WAIT_S = 0.5
+"""Between two questions whether a large one is."""
 
 
 class InProcessExecutor(UniProcExecutor):
@@ -75,8 +82,15 @@ class VllmEngine:
         self._end_tokens = checkpoint.end_tokens(model_path)
         self._max_tokens = llm.model_config.max_model_len
         self._request_ids = count()
-        self._control = asyncio.Lock()
+        self._under_way: set[Sample] = set()
+        self._takes_requests = True
+        self._changed = asyncio.Condition()
+        """Of the three above and below, and of what a sample is told."""
         self._released = False
+        self._control = asyncio.Lock()
+        """Held by whoever pauses and resumes sampling."""
+        self._staging = asyncio.Lock()
+        self._is_staged = False
 
     @classmethod
     async def start(
@@ -110,19 +124,37 @@ class VllmEngine:
                 f"prompt {group.task.prompt_id} has {len(group.prompt_tokens)} tokens and up to "
                 f"{group.sampling.max_tokens} are sampled: {num_tokens} do not fit {self._max_tokens}",
             )
-        names = [str(next(self._request_ids)) for _ in group.seeds]
-        samples = [self._sample(group, *pair) for pair in zip(group.seeds, names, strict=True)]
-        aborting = asyncio.create_task(self._abort(names, stop)) if stop else None
+        samples = [Sample(group, seed) for seed in group.seeds]
+        stopping = asyncio.create_task(self._stop(samples, stop)) if stop else None
         try:
-            return list(await asyncio.gather(*samples))
+            return list(await asyncio.gather(*map(self._sample, samples)))
         finally:
-            if aborting:
-                aborting.cancel()
+            if stopping:
+                stopping.cancel()
 
-    async def load_weights(self, manifest: WeightManifest, policy_version: int) -> None:
+    async def stage_weights(self, manifest: WeightManifest) -> int:
         await asyncio.to_thread(check_manifest, manifest, self._shapes)
-        async with self._paused():
-            await self._call("beamline_load_weights", manifest.encode(), policy_version)
+        async with self._staging:
+            try:
+                return await self._stage(manifest)
+            except BaseException:
+                await asyncio.shield(self._drop())
+                raise
+
+    async def activate_weights(self, pause: Pause = "keep") -> None:
+        async with self._staging:
+            if not self._is_staged:
+                raise WeightError("no policy is staged: stage_weights comes before activate_weights")
+            async with self._drained() if pause == "drain" else nullcontext():
+                swap = asyncio.create_task(self._swap(pause))
+                try:
+                    await asyncio.shield(swap)
+                finally:
+                    await asyncio.wait({swap})  # half a swap is none: who is cancelled here waits for its end
+
+    async def drop_staged(self) -> None:
+        async with self._staging:
+            await self._drop()
 
     async def score(self, tokens: Sequence[int]) -> list[float]:
         params = SamplingParams(
@@ -150,20 +182,19 @@ class VllmEngine:
     async def release_memory(self) -> MemoryReport:
         async with self._control:
             if self._released:
-                resident = sum(await self._call("beamline_resident_bytes"))
-                return MemoryReport(before_bytes=resident, after_bytes=resident)
+                return _report([(resident, resident, kept) for resident, kept in await self._call("beamline_memory")])
             await self._llm.pause_generation(mode="keep", clear_cache=True)
             self._released = True
-            reports = await self._call("beamline_release_memory")
-        return MemoryReport(before_bytes=sum(r[0] for r in reports), after_bytes=sum(r[1] for r in reports))
+            await self._notify()
+            return _report(await self._call("beamline_release_memory"))
 
     async def restore_memory(self) -> MemoryReport:
         async with self._control:
-            resident = sum(await self._call("beamline_resident_bytes"))
+            memory = await self._call("beamline_memory")
             if self._released:
                 await self._llm.resume_generation()
                 self._released = False
-        return MemoryReport(before_bytes=resident, after_bytes=resident)
+        return _report([(resident, resident, 0) for resident, _ in memory])
 
     async def until_broken(self) -> None:
         reader = self._llm.output_handler
@@ -180,30 +211,66 @@ class VllmEngine:
         self._llm.shutdown()
         del self._llm
 
-    async def _sample(self, group: PromptGroup, seed: int, name: str) -> Completion:
+    async def _sample(self, sample: Sample) -> Completion:
+        self._under_way.add(sample)
+        try:
+            while await self._is_admitted(sample):
+                await self._request_part(sample)
+        finally:
+            self._under_way.discard(sample)
+            await self._notify()
+        return Completion(
+            tokens=sample.tokens,
+            logprobs=sample.logprobs,
+            finish_reason=sample.finish_reason or FinishReason.ABORT,
+            text=self._tokenizer.decode(sample.tokens, skip_special_tokens=True),
+            version_spans=sample.version_spans,
+            routed_experts=sample.routed_experts,
+        )
+
+    async def _is_admitted(self, sample: Sample) -> bool:
+        """Whether there is more to sample; waits while no requests are taken."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._takes_requests or sample.has_ended)
+        return not sample.has_ended
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def _request_part(self, sample: Sample) -> None:
+        sampling = sample.group.sampling
         params = SamplingParams(
-            temperature=group.sampling.temperature,
-            top_p=group.sampling.top_p,
-            max_tokens=group.sampling.max_tokens,
-            seed=seed,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            max_tokens=sample.max_tokens,
+            seed=sample.seed,
             logprobs=0,
             flat_logprobs=True,
             stop_token_ids=self._end_tokens,
-            extra_args={EXTRA_ARG: group.sampling.stop},
+            extra_args={EXTRA_ARG: sampling.stop, NUM_SAMPLED_ARG: len(sample.tokens)},
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        output = await self._request(group.prompt_tokens, params, name)
-        return self._completion(output)
+        sample.request_id = str(next(self._request_ids))
+        sample.add(_part(await self._request(sample.prompt, params, sample.request_id)))
 
-    async def _abort(self, names: Sequence[str], stop: asyncio.Event) -> None:
-        """Once told to stop, have the engine core hand out what these requests have sampled.
+    async def _stop(self, samples: Sequence[Sample], stop: asyncio.Event) -> None:
+        """Once told to, have these samples end as they are."""
+        await stop.wait()
+        for sample in samples:
+            sample.stop()
+        await self._notify()
+        await self._abort(samples)
+
+    async def _abort(self, samples: Iterable[Sample]) -> None:
+        """Have the engine core hand out what the samples' requests have sampled.
 
         vLLM's own way to abort ends them on this side at once, where none of it has arrived.
         """
-        await stop.wait()
         running = self._llm.output_processor.external_req_ids
-        await self._llm.engine_core.abort_requests_async([one for name in names for one in running.get(name, ())])
+        names = [one for sample in samples for one in running.get(sample.request_id, ())]
+        await self._llm.engine_core.abort_requests_async(names)
 
     async def _request(self, tokens: Sequence[int], params: SamplingParams, name: str) -> RequestOutput:
         """The final output of one request. Cancelling it drops the request. Raises EngineError."""
@@ -216,20 +283,49 @@ class VllmEngine:
         assert final is not None
         return final
 
-    def _completion(self, whole: RequestOutput) -> Completion:
-        output = whole.outputs[0]
-        assert output.logprobs is not None and output.finish_reason is not None
-        tokens = list(output.token_ids)
-        return Completion(
-            tokens=tokens,
-            logprobs=[
-                row[token].logprob for token, row in zip(tokens, output.logprobs, strict=True) if row is not None
-            ],
-            finish_reason=FinishReason(output.finish_reason),
-            text=self._tokenizer.decode(tokens, skip_special_tokens=True),
-            version_spans=[VersionSpan(*span) for span in (whole.kv_transfer_params or {})[SPANS]],
-            routed_experts=output.routed_experts,
-        )
+    async def _stage(self, manifest: WeightManifest) -> int:
+        """The bytes that all ranks have fetched. Raises WeightError with the words of the first that could not."""
+        self._is_staged = False
+        answers = await self._call("beamline_stage", manifest.encode(), _FIRST_WAIT_S)
+        wait_s = _FIRST_WAIT_S
+        while None in answers:
+            # Samples go on meanwhile: an answer that is waited for in the engine core's loop would hold them up.
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+            answers = await self._call("beamline_staged", 0.0)
+        if errors := [answer for answer in answers if isinstance(answer, str)]:
+            raise WeightError(errors[0])
+        self._is_staged = True
+        return sum(answers)
+
+    async def _drop(self) -> None:
+        self._is_staged = False
+        await self._call("beamline_drop")
+
+    async def _swap(self, pause: Pause) -> None:
+        """Load what is staged while no token is sampled, after cutting samples off where they are to be."""
+        async with self._paused():
+            if pause in ("abort", "continue"):
+                cut = [sample for sample in self._under_way if sample.request_id]
+                for sample in cut:
+                    sample.continues = pause == "continue" and not sample.is_stopped
+                await self._abort(cut)
+            self._is_staged = False
+            await self._call("beamline_activate")
+
+    @asynccontextmanager
+    async def _drained(self) -> AsyncIterator[None]:
+        """Every sample under way has ended, but where memory is released; further ones wait until this is left."""
+        self._takes_requests = False
+        try:
+            async with self._changed:
+                await self._changed.wait_for(
+                    lambda: self._released or not any(sample.request_id for sample in self._under_way)
+                )
+            yield
+        finally:
+            self._takes_requests = True
+            await self._notify()
 
     @asynccontextmanager
     async def _paused(self) -> AsyncIterator[None]:
@@ -241,12 +337,31 @@ class VllmEngine:
             if not self._released:
                 await self._llm.resume_generation()
 
-    async def _call(self, method: str, *args: bytes | int) -> list[Any]:
+    async def _call(self, method: str, *args: bytes | float) -> list[Any]:
         """Call a method of EngineWorker in every worker process. Raises EngineError."""
         try:
             return await self._llm.collective_rpc(method, args=args)
         except Exception as error:
             raise EngineError(f"vLLM failed in {method}: {error}") from error
+
+
+def _part(whole: RequestOutput) -> Part:
+    output = whole.outputs[0]
+    assert output.logprobs is not None and output.finish_reason is not None
+    tokens = list(output.token_ids)
+    return Part(
+        tokens=tokens,
+        logprobs=[row[token].logprob for token, row in zip(tokens, output.logprobs, strict=True) if row is not None],
+        finish_reason=FinishReason(output.finish_reason),
+        version_spans=[VersionSpan(*span) for span in (whole.kv_transfer_params or {})[SPANS]],
+        routed_experts=output.routed_experts,
+    )
+
+
+def _report(ranks: Sequence[Sequence[int]]) -> MemoryReport:
+    """Of what every rank says: resident bytes before and after, and what it has kept."""
+    before, after, kept = (sum(column) for column in zip(*ranks, strict=True))
+    return MemoryReport(before_bytes=before, after_bytes=after, kept_bytes=kept)
 
 
 def _end_with_parent() -> None:
@@ -264,6 +379,7 @@ def _engine_args(
         model=str(model_path),
         skip_tokenizer_init=True,
         dtype=cast(Any, dtype),
+        load_format=LOAD_FORMAT,
         max_model_len=max_model_tokens,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,

@@ -1,0 +1,84 @@
+"""One rank's share of a new policy: fetched by a thread of its own while the rank samples on, loaded in one go."""
+
+import warnings
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+
+import torch
+
+from beamline.protocol.errors import BeamlineError
+from beamline.rollout.needs_recorder import Need
+from beamline.rollout.weight_check import check_dtypes
+from beamline.weights.manifest import WeightManifest
+from beamline.weights.staging import Stage, Staged
+
+# Shared memory is mapped read-only, and vLLM only copies from it.
+warnings.filterwarnings("ignore", message="The given buffer is not writable")
+
+
+class RankWeights:
+    """Stages one policy at a time.
+
+    Args:
+        needs: what the rank keeps of every tensor.
+        dtype: of the engine.
+        rank: by which errors call it.
+    """
+
+    def __init__(self, needs: Mapping[str, Need], dtype: str, rank: str) -> None:
+        self._held = {name: need.dtype for name, need in needs.items()}
+        self._dtype = dtype
+        self._rank = rank
+        self._stage = Stage({name: need.boxes for name, need in needs.items()})
+        self._fetcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weights")
+        self._fetching: Future[Staged] | None = None
+
+    def start(self, manifest: bytes) -> None:
+        """Begin to fetch a policy, in place of the one that is staged. What goes wrong is in the answer."""
+        self.drop()
+        self._fetching = self._fetcher.submit(self._fetch, manifest)
+
+    def answer(self, wait_s: float) -> int | str | None:
+        """The bytes that were fetched, or why there are none; None where it is not done after so many seconds."""
+        assert self._fetching is not None, "nothing is being fetched"
+        if not wait_for([self._fetching], wait_s).done:
+            return None
+        error = self._fetching.exception()
+        if error is None:
+            return self._fetching.result().num_bytes
+        if not isinstance(error, BeamlineError):
+            raise error
+        return f"{self._rank}: {error}"
+
+    def take(self) -> Staged:
+        """The staged policy, which is the caller's to load and to fence."""
+        assert self._fetching is not None and self._fetching.done(), "no policy is staged"
+        staged, self._fetching = self._fetching.result(), None
+        return staged
+
+    def drop(self) -> None:
+        """Let go of what is staged, and of what is being fetched as soon as that is there."""
+        if self._fetching is not None:
+            self._fetching.add_done_callback(_fence)
+            self._fetching = None
+
+    def _fetch(self, encoded: bytes) -> Staged:
+        manifest = WeightManifest.decode(encoded)
+        check_dtypes(manifest, self._held, self._dtype)
+        return self._stage.fetch(manifest)
+
+
+def tensors_of(staged: Staged) -> Iterator[tuple[str, torch.Tensor]]:
+    """The needed tensors, by name; what a rank does not keep of one is anything."""
+    for entry, content in staged.tensors():
+        dtype = getattr(torch, entry.dtype)
+        if not all(entry.shape):
+            yield entry.name, torch.empty(entry.shape, dtype=dtype)
+        else:
+            yield entry.name, torch.frombuffer(content, dtype=dtype).view(entry.shape)
+
+
+def _fence(fetching: "Future[Staged]") -> None:
+    if not fetching.cancelled() and fetching.exception() is None:
+        fetching.result().fence()
