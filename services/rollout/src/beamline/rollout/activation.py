@@ -1,67 +1,188 @@
-"""A new policy into the engine: its weights, the check against the trainer's canary, and the way back."""
+"""A policy into the engine: fetched beside the one that is served, activated, checked by its canary, or put back."""
 
+import math
+from contextlib import AbstractAsyncContextManager
 from statistics import median
+from typing import NamedTuple
 
-from beamline.protocol.errors import BlobError, WeightError
+from beamline.protocol.errors import BlobError, DeadlineExceeded, WeightError
 from beamline.protocol.messages import PolicyUpdate
-from beamline.rollout.engine import Engine
+from beamline.protocol.weights_config import WeightsSection
+from beamline.rollout.engine import Engine, Pause
 from beamline.rollout.readiness import Readiness
 from beamline.runtime.blob_store import BlobStore
+from beamline.runtime.deadline import deadline
 from beamline.weights.manifest import WeightManifest
+
+FAILURES = (WeightError, BlobError, DeadlineExceeded)
+"""What keeps a policy from being served. Anything else ends the process."""
+
+
+class Activated(NamedTuple):
+    """How it went: served where there is no error."""
+
+    canary_gap: float
+    error: str = ""
 
 
 class Activation:
-    """Changes what the engine has, and tells `readiness` what is served.
+    """Changes what the engine has, and tells `readiness` what is served. One call at a time.
 
     Args:
         engine: samples from one policy at a time.
         blobs: where manifests come from.
-        readiness: judges a canary's gap.
+        readiness: hears of trials and verdicts.
+        pause: what becomes of samples under way.
+        deadline_s: how long a policy may take to be prepared, and again to be activated.
+        canary_tolerance: largest |engine - trainer| log-probability of a policy that is served.
         exact: whether every log-probability of the canary must agree, as in float32. In a lower precision the median
             counts: where a router's scores nearly tie, engine and trainer send a token to other experts, and single
             log-probabilities differ by whole units.
     """
 
-    def __init__(self, engine: Engine, blobs: BlobStore, readiness: Readiness, *, exact: bool) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        blobs: BlobStore,
+        readiness: Readiness,
+        *,
+        pause: Pause,
+        deadline_s: float,
+        canary_tolerance: float,
+        exact: bool,
+    ) -> None:
         self._engine = engine
         self._blobs = blobs
         self._readiness = readiness
+        self._pause: Pause = pause
+        self._deadline_s = deadline_s
+        self._canary_tolerance = canary_tolerance
         self._gap_of = max if exact else median
-        self._manifest: WeightManifest | None = None
+        self._staged: WeightManifest | None = None
+        self._served: WeightManifest | None = None
 
-    async def activate(self, update: PolicyUpdate) -> str:
-        """Serve a new policy in place of the old one; returns why it is refused, or nothing."""
-        try:
-            manifest = WeightManifest.decode(await self._blobs.get(update.manifest))
-            await self._engine.load_weights(manifest, update.policy_version)
-        except (WeightError, BlobError) as refused:
-            self._readiness.refuse(update)
-            return str(refused)
-        gap = await self._canary_gap(update)
-        error = self._readiness.judge(update, gap)
-        if error:
-            self._readiness.refuse(update, gap)
-            return f"{error}; {await self._put_back()}"
-        self._manifest = manifest
-        self._readiness.serve(update, gap)
-        return ""
+    async def prepare(self, update: PolicyUpdate) -> int:
+        """Have the engine fetch a policy beside the one that is served; returns the bytes.
+
+        Raises:
+            WeightError, BlobError, DeadlineExceeded: nothing is prepared, and what is served is not touched.
+        """
+        version = update.policy_version
+        async with self._within(f"the weights of policy {version} to be fetched and verified"):
+            if self._staged is not None:
+                self._staged = None
+                await self._engine.drop_staged()
+            return await self._stage(await self._manifest_of(update))
+
+    async def recognise(self, update: PolicyUpdate) -> None:
+        """Accept a policy that is not newer than the served one if it is that one; nothing is loaded.
+
+        Raises:
+            WeightError: it is stale, or has other weights under the served one's version. Also BlobError,
+                DeadlineExceeded.
+        """
+        assert self._readiness.served is not None and self._served is not None, "none is served"
+        version, served = update.policy_version, self._readiness.policy_version
+        if version < served:
+            raise WeightError(f"policy {version} is stale: policy {served} is served")
+        async with self._within(f"the manifest of policy {version}"):
+            manifest = await self._manifest_of(update)
+        if _weights_of(manifest) != _weights_of(self._served):
+            raise WeightError(f"policy {version} is served with other weights: a new policy needs a new version")
+        self._served = manifest  # its owner may have been started anew: the way back leads there from now on
+
+    async def activate(self, update: PolicyUpdate) -> Activated:
+        """Serve the prepared policy if its canary agrees, else the old one again."""
+        manifest = self._staged
+        assert manifest is not None, "nothing is prepared"
+        activated = await self._try_out(update, self._pause)
+        if activated.error:
+            return activated._replace(error=f"{activated.error}; {await self._put_back()}")
+        self._served = manifest
+        self._readiness.serve(update)
+        return activated
 
     async def _put_back(self) -> str:
-        """Load the policy that was served again, whose weights its transport keeps; says how it went."""
-        before = self._readiness.served
-        if before is None or self._manifest is None:
+        """Serve the policy before, whose weights its transport keeps; says how it went."""
+        before, manifest = self._readiness.served, self._served
+        if before is None or manifest is None:
             return "no policy is served before it"
         try:
-            await self._engine.load_weights(self._manifest, before.policy_version)
-            error = self._readiness.judge(before, await self._canary_gap(before))
-        except WeightError as gone:
+            async with self._within(f"the weights of policy {before.policy_version} to be fetched once more"):
+                await self._stage(manifest)
+            error = (await self._try_out(before, "keep")).error
+        except FAILURES as gone:
             error = str(gone)
         if error:
             self._readiness.serve_none()
+            self._served = None
             return f"policy {before.policy_version} cannot be put back, so that none is served: {error}"
+        self._readiness.serve(before)
         return f"policy {before.policy_version} is served on"
+
+    async def _try_out(self, update: PolicyUpdate, pause: Pause) -> Activated:
+        """Activate what is prepared and check it; where that fails, whatever was sampled from it is void."""
+        version, gap = update.policy_version, math.inf
+        self._staged = None
+        self._readiness.try_out(version)
+        try:
+            async with self._within(f"policy {version} to be activated (weights.pause: {pause})"):
+                await self._engine.activate_weights(pause)
+                gap = await self._canary_gap(update)
+            if gap <= self._canary_tolerance:
+                return Activated(gap)
+            error = (
+                f"policy {version} is refused: a log-probability of the canary differs from the trainer's by "
+                f"{gap:.2e}, rollout.canary_tolerance is {self._canary_tolerance:.2e}"
+            )
+        except FAILURES as failure:
+            error = f"policy {version} is refused: {failure}"
+        self._readiness.refuse(version)
+        return Activated(gap, error)
 
     async def _canary_gap(self, update: PolicyUpdate) -> float:
         """The largest, or the median, difference between the engine's log-probabilities and the trainer's."""
-        logprobs = await self._engine.score(update.canary.tokens)
-        return self._gap_of(abs(a - b) for a, b in zip(logprobs, update.canary.logprobs, strict=True))
+        canary = update.canary
+        if not canary.logprobs or len(canary.logprobs) != len(canary.tokens) - 1:
+            raise WeightError(
+                f"its canary has {len(canary.tokens)} tokens and {len(canary.logprobs)} log-probabilities"
+            )
+        logprobs = await self._engine.score(canary.tokens)
+        gaps = [abs(a - b) for a, b in zip(logprobs, canary.logprobs, strict=True)]
+        return self._gap_of(gaps) if all(map(math.isfinite, gaps)) else math.inf
+
+    async def _manifest_of(self, update: PolicyUpdate) -> WeightManifest:
+        manifest = WeightManifest.decode(await self._blobs.get(update.manifest))
+        if manifest.policy_version != update.policy_version:
+            raise WeightError(
+                f"policy {update.policy_version} came with the manifest of policy {manifest.policy_version}"
+            )
+        return manifest
+
+    async def _stage(self, manifest: WeightManifest) -> int:
+        num_bytes = await self._engine.stage_weights(manifest)
+        self._staged = manifest
+        return num_bytes
+
+    def _within(self, waiting_for: str) -> AbstractAsyncContextManager[None]:
+        return deadline(self._deadline_s, f"{waiting_for} (weights.deadline_s)")
+
+
+def pause_of(weights: WeightsSection) -> Pause:
+    """What becomes of samples under way, in the engine's words."""
+    match weights.pause, weights.aborted:
+        case "abort", "continue":
+            return "continue"
+        case "keep" | "drain" | "abort" as pause, _:
+            return pause
+        case _:
+            raise AssertionError(f"weights.pause={weights.pause!r} was checked when it was read")
+
+
+def _weights_of(manifest: WeightManifest) -> set[tuple[object, ...]]:
+    """What makes weights the same ones, wherever they lie."""
+    return {
+        (tensor.name, tensor.dtype, piece.start, piece.shape, piece.checksum)
+        for tensor in manifest.tensors
+        for piece in tensor.pieces
+    }

@@ -12,10 +12,11 @@ import msgspec
 from beamline.protocol.blobs import VersionSpan
 from beamline.protocol.errors import BeamlineError
 from beamline.protocol.messages import FinishReason, PromptGroup
-from beamline.weights.manifest import WeightManifest
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from beamline.weights.manifest import WeightManifest
 
 
 type Pause = Literal["keep", "drain", "abort", "continue"]
@@ -84,7 +85,7 @@ class Engine(Protocol):
         """
         ...
 
-    async def stage_weights(self, manifest: WeightManifest) -> int:
+    async def stage_weights(self, manifest: "WeightManifest") -> int:
         """Fetch and verify another policy beside the one that is served; returns the bytes that all ranks fetched.
 
         It takes the place of what was staged before. Raises WeightError for weights that are damaged, late or not this
@@ -95,10 +96,13 @@ class Engine(Protocol):
     async def activate_weights(self, pause: Pause = "keep") -> None:
         """Serve the staged policy from here on, and let go of its transport's memory.
 
+        Raises WeightError: nothing is staged, or it could not be loaded; what the engine has then is uncertain.
+
         Args:
             pause: what becomes of samples under way. "keep": they go on with the new policy, and their spans say so.
-                "drain": it is waited for them. "abort": they come back as they are, with finish reason ABORT;
-                "continue": likewise, but each is taken up again, as a request that begins with what it had.
+                "drain": it is waited for them, but not while memory is released, for then they cannot end. "abort":
+                they come back as they are, with finish reason ABORT; "continue": likewise, but each is taken up again,
+                as a request that begins with what it had.
         """
         ...
 

@@ -6,7 +6,7 @@ can check any log-probability, and a fake trainer can make the canary.
 
 import asyncio
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 
 import numpy as np
 
@@ -14,13 +14,21 @@ from beamline.models.routing import RoutingShape
 from beamline.protocol.blobs import VersionSpan
 from beamline.protocol.errors import Rejected, WeightError
 from beamline.protocol.messages import FinishReason, PromptGroup
-from beamline.rollout.engine import Completion, MemoryReport
+from beamline.rollout.engine import Completion, MemoryReport, Pause
 from beamline.weights.manifest import WeightManifest
 
 END_TOKEN = 2
 FIRST_WORD = 3
 VOCABULARY_SIZE = 512
 WEIGHT_BYTES, CACHE_BYTES = 1 << 20, 4 << 20
+
+
+type Delay = Callable[[str, int], Awaitable[None]]
+"""Awaited with "stage" or "activate" and a policy version before that is done."""
+
+
+async def at_once(_what: str, _version: int) -> None:
+    """No delay."""
 
 
 def token_logprob(token: int, policy_version: int) -> float:
@@ -33,8 +41,10 @@ class FakeEngine:
 
     Args:
         max_model_tokens: prompt and response together.
-        damaged: policy versions whose weights are refused.
+        damaged: policy versions whose weights are refused when they are staged.
         drifted: policy versions that load but sample from another policy, as corrupted weights would.
+        delay: how long staging and activating a policy take.
+        kept_bytes: what it does not give back of what it has to.
         wait: awaited before each token; None samples a response in one go.
         respond: text of a response, by prompt and seed. One that a stop text cuts short has a token a character.
         shape: of the routes that it says it took; None records none.
@@ -47,6 +57,8 @@ class FakeEngine:
         max_model_tokens: int = 4096,
         damaged: Collection[int] = (),
         drifted: Collection[int] = (),
+        delay: Delay = at_once,
+        kept_bytes: int = 0,
         wait: Callable[[], asyncio.Future[None]] | None = None,
         respond: Callable[[PromptGroup, int], str] = lambda _group, seed: f"Answer: {seed}",
         shape: RoutingShape | None = None,
@@ -54,14 +66,26 @@ class FakeEngine:
     ) -> None:
         self._max_model_tokens = max_model_tokens
         self.damaged = damaged
-        self._drifted = drifted
+        self.drifted = drifted
+        self.delay = delay
+        self._kept_bytes = kept_bytes
         self._wait = wait
         self._respond = respond
         self._shape = shape
         self.spoil = spoil
         self._serving = asyncio.Event()
         self._serving.set()
+        self._admits = asyncio.Event()
+        self._admits.set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._num_under_way = 0
+        self._cut_off = asyncio.Event()
+        """Set for the samples that are under way when a policy is activated with "abort"."""
         self.policy_version = 0
+        self.staged: int | None = None
+        self.num_staged = 0
+        """How often a policy was staged."""
         self.num_forgotten = 0
         """How often cached prefixes were dropped."""
         self.closed = False
@@ -70,15 +94,45 @@ class FakeEngine:
         num_tokens = len(group.prompt_tokens) + group.sampling.max_tokens
         if num_tokens > self._max_model_tokens:
             raise Rejected("prompt_too_long", f"{num_tokens} tokens do not fit {self._max_model_tokens}")
-        return list(await asyncio.gather(*(self._sample(group, seed, stop) for seed in group.seeds)))
+        await self._admits.wait()
+        self._num_under_way += 1
+        self._idle.clear()
+        try:
+            return list(await asyncio.gather(*(self._sample(group, seed, stop) for seed in group.seeds)))
+        finally:
+            self._num_under_way -= 1
+            if not self._num_under_way:
+                self._idle.set()
 
-    async def load_weights(self, manifest: WeightManifest, policy_version: int) -> None:
-        if policy_version in self.damaged:
-            raise WeightError(f"policy {manifest.policy_version}: its weights are damaged")
-        self.policy_version = policy_version
+    async def stage_weights(self, manifest: WeightManifest) -> int:
+        version, self.staged = manifest.policy_version, None
+        self.num_staged += 1
+        await self.delay("stage", version)
+        if version in self.damaged:
+            raise WeightError(f"policy {version}: its weights are damaged")
+        self.staged = version
+        return WEIGHT_BYTES
+
+    async def activate_weights(self, pause: Pause = "keep") -> None:
+        if self.staged is None:
+            raise WeightError("no policy is staged")
+        try:
+            if pause == "drain" and self._serving.is_set():
+                self._admits.clear()
+                await self._idle.wait()
+            await self.delay("activate", self.staged)
+            if pause == "abort":
+                self._cut_off.set()
+                self._cut_off = asyncio.Event()
+            self.policy_version, self.staged = self.staged, None
+        finally:
+            self._admits.set()
+
+    async def drop_staged(self) -> None:
+        self.staged = None
 
     async def score(self, tokens: Sequence[int]) -> list[float]:
-        drift = 0.5 if self.policy_version in self._drifted else 0.0
+        drift = 0.5 if self.policy_version in self.drifted else 0.0
         return [token_logprob(token, self.policy_version) + drift for token in tokens[1:]]
 
     async def forget_prefixes(self) -> None:
@@ -87,7 +141,8 @@ class FakeEngine:
     async def release_memory(self) -> MemoryReport:
         before = WEIGHT_BYTES + (CACHE_BYTES if self._serving.is_set() else 0)
         self._serving.clear()
-        return MemoryReport(before_bytes=before, after_bytes=WEIGHT_BYTES)
+        after = WEIGHT_BYTES + self._kept_bytes
+        return MemoryReport(before_bytes=before, after_bytes=after, kept_bytes=self._kept_bytes)
 
     async def restore_memory(self) -> MemoryReport:
         self._serving.set()
@@ -107,7 +162,8 @@ class FakeEngine:
             length = min(len(text), group.sampling.max_tokens)
         tokens: list[int] = []
         versions: list[int] = []
-        while len(tokens) < length and await self._goes_on(stop):
+        cut_off = self._cut_off
+        while len(tokens) < length and await self._goes_on(stop or asyncio.Event(), cut_off):
             tokens.append(rng.randrange(FIRST_WORD, VOCABULARY_SIZE))
             versions.append(self.policy_version)
         reason = FinishReason.LENGTH if length == group.sampling.max_tokens else FinishReason.STOP
@@ -124,18 +180,18 @@ class FakeEngine:
             routed_experts=self._trace([*group.prompt_tokens, *tokens[:-1]]) if tokens else None,
         )
 
-    async def _goes_on(self, stop: asyncio.Event | None) -> bool:
+    async def _goes_on(self, stop: asyncio.Event, cut_off: asyncio.Event) -> bool:
         """Wait for the next token's turn; False where the sample is aborted instead."""
-        stop = stop or asyncio.Event()
         if self._wait is None and self._serving.is_set():
-            return not stop.is_set()
-        turn, stopped = asyncio.create_task(self._turn()), asyncio.create_task(stop.wait())
+            return not stop.is_set() and not cut_off.is_set()
+        turn = asyncio.create_task(self._turn())
+        ends = [asyncio.create_task(stop.wait()), asyncio.create_task(cut_off.wait())]
         try:
-            await asyncio.wait({turn, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({turn, *ends}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            turn.cancel()
-            stopped.cancel()
-        return not stopped.done()
+            for task in (turn, *ends):
+                task.cancel()
+        return not stop.is_set() and not cut_off.is_set()
 
     async def _turn(self) -> None:
         if self._wait is not None:

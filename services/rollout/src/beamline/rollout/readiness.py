@@ -1,11 +1,11 @@
 """Whether a worker may take groups, and why not: a state machine without I/O that keeps the heartbeat's words true.
 
-It may while it serves the newest policy that it heard of, or the one before where the newest was refused, and while
-its memory is not released. A policy is refused when its weights cannot be loaded or its canary disagrees with the
-trainer's.
+It may from its first policy on, except between the fence of a newer one and the moment when that is served, and while
+its memory is released. A worker that cannot serve the fence's policy waits for the next.
 """
 
 import asyncio
+from collections.abc import Collection
 
 from beamline.protocol.messages import PolicyUpdate, WorkerState
 from beamline.runtime.service import WorkerStatus
@@ -16,19 +16,21 @@ class Readiness:
 
     Args:
         status: what the heartbeat tells.
-        canary_tolerance: largest |engine - trainer| log-probability of a policy that is served.
     """
 
-    def __init__(self, status: WorkerStatus, canary_tolerance: float) -> None:
+    def __init__(self, status: WorkerStatus) -> None:
         self._status = status
-        self._canary_tolerance = canary_tolerance
-        self._newest: PolicyUpdate | None = None
         self._served: PolicyUpdate | None = None
-        self._refused: set[int] = set()
+        self._newest = -1
+        self._due = -1
+        """Of the open fence: this policy, or a newer one, must be served."""
+        self._failure = ""
+        """Why the policy that is due will not be served."""
         self._released = False
         self._open = asyncio.Event()
-        self.canary_gap = 0.0
-        """Of the policy that was loaded last."""
+        self._on_trial = -1
+        self._judged = asyncio.Event()
+        self._refusals: list[int] = []
         self._tell()
 
     @property
@@ -36,54 +38,68 @@ class Readiness:
         """The policy that is served; -1 for none that is trusted."""
         return self._served.policy_version if self._served else -1
 
-    async def when_open(self) -> None:
-        """Returns at once while groups may be taken."""
-        await self._open.wait()
-
     @property
     def served(self) -> PolicyUpdate | None:
         """The update whose policy is served."""
         return self._served
 
-    def serves(self, update: PolicyUpdate) -> bool:
-        """Whether exactly these weights are served already."""
-        return self._served is not None and self._served.manifest == update.manifest
+    async def when_open(self) -> None:
+        """Returns at once while groups may be taken."""
+        await self._open.wait()
 
-    def hear_of(self, update: PolicyUpdate) -> None:
-        """A newer policy exists: take no groups until it is served."""
-        self._newest = update
+    def hear_of(self, policy_version: int) -> None:
+        """A policy is there to be prepared. The one before is served meanwhile."""
+        self._newest = policy_version
         self._tell()
 
-    def judge(self, update: PolicyUpdate, canary_gap: float) -> str:
-        """Why the policy that was loaded must not be served; empty where its canary agreed."""
-        if canary_gap <= self._canary_tolerance:
-            return ""
-        return (
-            f"policy {update.policy_version} is refused: a log-probability of the canary differs from the trainer's "
-            f"by {canary_gap:.2e}, rollout.canary_tolerance is {self._canary_tolerance:.2e}"
-        )
+    def close_for(self, policy_version: int) -> None:
+        """Its fence is open: take no groups until it is served. A policy older than the one that is served is past."""
+        if policy_version >= self.policy_version:
+            self._due, self._failure = policy_version, ""
+            self._tell()
 
-    def serve(self, update: PolicyUpdate, canary_gap: float) -> None:
-        """The policy that was loaded is served from here on."""
-        self._served, self.canary_gap = update, canary_gap
-        self._refused.discard(update.policy_version)
-        self._tell()
+    def give_up(self, policy_version: int, why: str) -> None:
+        """The policy will not be served, unless its fence opens once more."""
+        if policy_version == self._due:
+            self._failure = why
+            self._tell()
 
-    def refuse(self, update: PolicyUpdate, canary_gap: float | None = None) -> None:
-        """The policy is not served, whatever was sampled from it meanwhile is void, and the one before stays."""
-        self._refused.add(update.policy_version)
-        if canary_gap is not None:
-            self.canary_gap = canary_gap
-        self._tell()
+    def try_out(self, policy_version: int) -> None:
+        """The engine samples from a policy that nobody has checked yet."""
+        self._on_trial = policy_version
+        self._judged.clear()
+
+    def serve(self, update: PolicyUpdate) -> None:
+        """The policy was checked, and is served from here on."""
+        self._served = update
+        self._end_trial()
+
+    def refuse(self, policy_version: int) -> None:
+        """The policy was checked and found wrong: what was sampled from it meanwhile is void."""
+        self._refusals.append(policy_version)
+        self._end_trial()
 
     def serve_none(self) -> None:
         """The engine holds no policy that can be trusted."""
         self._served = None
         self._tell()
 
-    def was_refused(self, policy_version: int) -> bool:
-        """Whether that policy was loaded and found wrong."""
-        return policy_version in self._refused
+    def begin_group(self) -> int:
+        """A group is sampled from here on; returns what `are_void` asks for at its end."""
+        self._status.in_flight += 1
+        self._tell()
+        return len(self._refusals)
+
+    def end_group(self) -> None:
+        """Its samples have ended."""
+        self._status.in_flight -= 1
+        self._tell()
+
+    async def are_void(self, policy_versions: Collection[int], begun: int) -> bool:
+        """Whether tokens sampled from these policies since a group had begun came from one that was refused."""
+        if self._on_trial in policy_versions:
+            await self._judged.wait()
+        return not set(policy_versions).isdisjoint(self._refusals[begun:])
 
     def release(self) -> None:
         """Memory is given back."""
@@ -95,21 +111,27 @@ class Readiness:
         self._released = False
         self._tell()
 
-    def count(self, change: int) -> None:
-        """Groups begun or ended."""
-        self._status.in_flight += change
-        self._tell()
-
     def waiting_for(self) -> str:
         """What keeps the worker from taking groups, in words; empty when nothing does."""
-        if self._newest is None:
+        if self._served is None and self._newest < 0:
             return "the trainer's first policy"
-        newest = self._newest.policy_version
-        if newest in self._refused:
-            return f"a policy after {newest}, which was refused"
-        if self.policy_version != newest:
-            return f"policy {newest} to be loaded"
+        if self._due > self.policy_version:
+            return self._words_of_due()
+        if self._served is None:
+            return f"the fence of policy {self._newest}"
         return "its phase" if self._released else ""
+
+    def _words_of_due(self) -> str:
+        if self._newest > self._due:
+            return f"the fence of policy {self._newest}"
+        if self._failure:
+            return f"a policy after {self._due}: {self._failure}"
+        return f"policy {self._due} to be activated"
+
+    def _end_trial(self) -> None:
+        self._on_trial = -1
+        self._judged.set()
+        self._tell()
 
     def _tell(self) -> None:
         status, waiting_for = self._status, self.waiting_for()

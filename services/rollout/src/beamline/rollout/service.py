@@ -5,17 +5,20 @@ import importlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from beamline.environments.host import EnvironmentPool
 from beamline.protocol.config import Placement, RunConfig
 from beamline.protocol.environment_config import EnvironmentSection
-from beamline.protocol.messages import Phase, PolicyUpdate
+from beamline.protocol.messages import Fence, Phase, PolicyUpdate
 from beamline.rollout import checkpoint, environment
-from beamline.rollout.activation import Activation
 from beamline.rollout.engine import Engine, Sampler
 from beamline.rollout.readiness import Readiness
 from beamline.rollout.worker import RolloutWorker
 from beamline.runtime.service import ServiceContext
+
+if TYPE_CHECKING:
+    from beamline.rollout.policy_sync import PolicySync
 
 ANSWER_SHARE = 0.1
 """Of the time that a group has: for handing its samples out, grading them, and the way to the coordinator."""
@@ -42,7 +45,8 @@ async def main(context: ServiceContext) -> None:
 async def serve(context: ServiceContext, engine: Engine, sampler: Sampler) -> None:
     """Sample groups, follow policies and phases, until the service is asked to drain. Raises EngineError."""
     config = context.config
-    readiness = Readiness(context.status, config.canary_tolerance)
+    readiness = Readiness(context.status)
+    policies = follow_policies(context, engine, readiness)
     worker = RolloutWorker(
         worker=context.worker,
         incarnation=context.incarnation,
@@ -51,14 +55,14 @@ async def serve(context: ServiceContext, engine: Engine, sampler: Sampler) -> No
         blobs=context.blobs,
         publish=context.bus.publish,
         readiness=readiness,
-        activation=Activation(engine, context.blobs, readiness, exact=config.model.dtype == "float32"),
         colocated=config.run.placement is Placement.COLOCATED,
         shape=checkpoint.routing_shape(Path(config.model.path)) if config.algorithm.routing_replay else None,
         answer_s=ANSWER_SHARE * config.rollout.group_deadline_s,
     )
     await context.until_stopped(
         engine.until_broken(),
-        context.bus.follow(PolicyUpdate, worker.on_policy),
+        context.bus.follow(PolicyUpdate, policies.on_update),
+        context.bus.follow(Fence, policies.on_fence),
         context.bus.follow(Phase, worker.on_phase),
         context.bus.work(
             "rollout",
@@ -66,6 +70,29 @@ async def serve(context: ServiceContext, engine: Engine, sampler: Sampler) -> No
             concurrency=config.rollout.groups_in_flight,
             gate=readiness.when_open,
             on_rejected=worker.on_rejected,
+        ),
+    )
+
+
+def follow_policies(context: ServiceContext, engine: Engine, readiness: Readiness) -> "PolicySync":
+    """The worker's side of the fence, as configured."""
+    from beamline.rollout.activation import Activation, pause_of  # numpy: not for --help
+    from beamline.rollout.policy_sync import PolicySync
+
+    config = context.config
+    return PolicySync(
+        worker=context.worker,
+        incarnation=context.incarnation,
+        publish=context.bus.publish,
+        readiness=readiness,
+        activation=Activation(
+            engine,
+            context.blobs,
+            readiness,
+            pause=pause_of(config.weights),
+            deadline_s=config.weights.deadline_s,
+            canary_tolerance=config.canary_tolerance,
+            exact=config.model.dtype == "float32",
         ),
     )
 

@@ -1,6 +1,6 @@
-"""The rollout worker: prompt groups in, trajectories out, under the newest policy and only while it holds the devices.
+"""The rollout worker: prompt groups in, trajectories out, under the served policy and only while it holds the devices.
 
-`readiness` says when it takes groups; redelivery and acks are the bus's.
+`readiness` says when it takes groups, `policy_sync` which policy is served; redelivery and acks are the bus's.
 """
 
 import time
@@ -10,8 +10,7 @@ from beamline.models.routing import RoutingShape
 from beamline.protocol import messages as m
 from beamline.protocol.blobs import encode_blob
 from beamline.protocol.errors import Rejected, Retryable
-from beamline.rollout.activation import Activation
-from beamline.rollout.deadline import sample
+from beamline.rollout.deadline import CutShort, sample
 from beamline.rollout.engine import Engine, Sampler
 from beamline.rollout.pack import pack_trajectories
 from beamline.rollout.readiness import Readiness
@@ -28,12 +27,11 @@ class RolloutWorker:
     Args:
         worker: this worker's name.
         incarnation: changes with every start of the process.
-        engine: its policy counts as unknown until the first update.
+        engine: whose memory is given back.
         sampler: makes trajectories with it.
         blobs: where trajectories go.
         publish: sends a message that is no answer to an input.
         readiness: what is served, and whether groups may be taken.
-        activation: puts policies into the engine.
         colocated: whether the devices are shared, so that memory is released in the phases of others.
         shape: of the routed experts that go with what is trained on; None without routing replay.
         answer_s: how long before a group's deadline its sampling ends.
@@ -49,7 +47,6 @@ class RolloutWorker:
         blobs: BlobStore,
         publish: Callable[[m.Message], Awaitable[None]],
         readiness: Readiness,
-        activation: Activation,
         colocated: bool,
         shape: RoutingShape | None,
         answer_s: float,
@@ -64,7 +61,6 @@ class RolloutWorker:
         self._colocated = colocated
         self._shape = shape
         self._answer_s = answer_s
-        self._activation = activation
 
     async def handle(self, group: m.Message) -> m.TrajectoryGroup | m.GroupFailed:
         """Sample a group.
@@ -76,16 +72,16 @@ class RolloutWorker:
         if self._readiness.policy_version < group.min_policy_version:
             raise Retryable(f"{self._worker} does not serve policy {group.min_policy_version} yet")
         started = time.monotonic()
-        self._readiness.count(+1)
+        begun = self._readiness.begin_group()
         try:
             completions = await sample(self._sampler, group, self._answer_s)
-        except TimeoutError:
-            return self._failed(group, "deadline", "its deadline came before any of its samples ended", retryable=True)
+        except CutShort as cut:
+            return self._failed(group, cut.kind, str(cut), retryable=True)
         finally:
-            self._readiness.count(-1)
+            self._readiness.end_group()
         generate_s = time.monotonic() - started
         versions = [span.policy_version for completion in completions for span in completion.version_spans]
-        if any(map(self._readiness.was_refused, versions)):
+        if await self._readiness.are_void(versions, begun):
             return self._failed(group, "policy", "a policy that it was sampled from was refused", retryable=True)
         trajectories = pack_trajectories(group, completions)
         routed = await routes_to_send(group, completions, self._shape, self._engine)
@@ -111,25 +107,6 @@ class RolloutWorker:
         assert isinstance(group, m.PromptGroup)
         return self._failed(group, rejected.kind, str(rejected), retryable=False)
 
-    async def on_policy(self, update: m.PolicyUpdate) -> None:
-        """Load a new policy, check it against the trainer's canary, and say how it went.
-
-        A policy that cannot be loaded or whose canary disagrees is refused, and the one before is served on.
-        """
-        self._readiness.hear_of(update)
-        started = time.monotonic()
-        error = "" if self._readiness.serves(update) else await self._activation.activate(update)
-        await self._publish(
-            m.PolicyLoaded(
-                worker=self._worker,
-                incarnation=self._incarnation,
-                policy_version=update.policy_version,
-                load_s=time.monotonic() - started,
-                canary_gap=self._readiness.canary_gap,
-                error=error,
-            )
-        )
-
     async def on_phase(self, phase: m.Phase) -> None:
         """Give memory back for the phases of others, where devices are shared, and take it again for one's own."""
         if phase.phase in OWN_PHASES:
@@ -148,6 +125,7 @@ class RolloutWorker:
                     incarnation=self._incarnation,
                     sequence=phase.sequence,
                     freed_bytes=report.freed_bytes,
+                    kept_bytes=report.kept_bytes,
                     resident_bytes=report.after_bytes,
                 )
             )
