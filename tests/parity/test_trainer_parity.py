@@ -5,6 +5,7 @@ The references come from `tests/reference/make_references.py`. Norms, biases and
 nothing passes by being one or zero.
 """
 
+import os
 import socket
 import subprocess
 import sys
@@ -24,6 +25,7 @@ ALONE = tuple(f"{model}:alone" for model in MODELS)
 TWO_RANKS = tuple(f"tiny-beam:{layout}" for layout in ("dp2", "tp2", "ep2", "pp2", "tp2ep2")) + tuple(
     f"tiny-qwen3-moe:{layout}" for layout in ("tp2ep2", "pp2")
 )
+BFLOAT16 = ("tiny-beam:tp2ep2:bfloat16",)
 RECOMPUTED = ("tiny-beam:tp2ep2:recompute", "tiny-beam:pp2:recompute", "tiny-qwen3-moe:pp2:recompute")
 Tensors = dict[str, torch.Tensor]
 
@@ -37,7 +39,8 @@ def run_ranks(jobs: tuple[str, ...], world_size: int, directory: Path) -> dict[s
         port = free.getsockname()[1]
     common = [sys.executable, str(HERE / "trainer_rank.py"), "--references", str(HERE / "references")]
     common += ["--into", str(directory), "--world-size", str(world_size), "--port", str(port), *jobs, "--rank"]
-    processes = [subprocess.Popen([*common, str(rank)]) for rank in range(world_size)]
+    environment = {**os.environ, "PYTHONPATH": str(HERE.parent / "support")}
+    processes = [subprocess.Popen([*common, str(rank)], env=environment) for rank in range(world_size)]
     try:
         codes = [process.wait(timeout=DEADLINE_S) for process in processes]
     finally:
@@ -49,6 +52,8 @@ def run_ranks(jobs: tuple[str, ...], world_size: int, directory: Path) -> dict[s
 
 def _merge(directory: Path, job: str, world_size: int) -> Tensors:
     parts = [load_file(directory / f"{job}.{rank}.safetensors") for rank in range(world_size)]
+    if job in BFLOAT16:
+        return parts[0]
     num_rows = 1 + max(int(part["rows"].max()) for part in parts)
     merged = dict(parts[0])
     for name in ("logprobs", "replayed.logprobs", "shifted.logprobs"):
@@ -65,7 +70,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensors]:
 
 @pytest.fixture(scope="module")
 def together(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensors]:
-    return run_ranks(TWO_RANKS + RECOMPUTED, 2, tmp_path_factory.mktemp("together"))
+    return run_ranks(TWO_RANKS + RECOMPUTED + BFLOAT16, 2, tmp_path_factory.mktemp("together"))
 
 
 def check(job: str, found: Tensors, directory: Path) -> None:
@@ -118,3 +123,17 @@ def test_other_routes_are_replayed_alike(alone: dict[str, Tensors], together: di
     expected = alone[f"{job.split(':', maxsplit=1)[0]}:alone"]
     torch.testing.assert_close(together[job]["shifted.logprobs"], expected["shifted.logprobs"], rtol=0, atol=1e-4)
     assert (expected["shifted.logprobs"] - expected["logprobs"]).abs().mean() > 0.05
+
+
+@pytest.mark.parametrize("job", ALONE + TWO_RANKS + BFLOAT16)
+def test_what_readers_find_in_all_ranks_shards_is_what_the_bridge_gathers(
+    alone: dict[str, Tensors], together: dict[str, Tensors], job: str
+) -> None:
+    """Bit for bit, under every name, of two policies, for engines on one and on two ranks."""
+    found = (alone | together)[job]
+    expected = len(
+        [name for name in alone[ALONE[MODELS.index(job.split(":", maxsplit=1)[0])]] if name.startswith("export.")]
+    )
+    for policy in ("moved", "loaded"):
+        for cuts in (1, 2):
+            assert found[f"exports.{policy}.{cuts}"].tolist() == [expected, 0], (policy, cuts)

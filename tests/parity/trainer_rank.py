@@ -6,6 +6,10 @@ Reads the models `<into>/<model>`, writes `<into>/<job>.<rank>.safetensors`: log
 Hugging Face names, summed over the ranks as a train step would, and `export.<name>`, the weights as exported before
 that. Then the same with the reference's routes replayed, as `replayed.logprobs` and `replayed.grad.<name>`; and
 `shifted.logprobs`, with every expert's successor in its place. A job may end in `:recompute`.
+
+`exports.<policy>.<cuts>` [2] says of two policies, cut for so many ranks of an engine, how many tensors a reader finds
+in the shards of all ranks' owners, and how many of those are not bit for bit what Megatron-Bridge gathers; `moved` has
+other weights than `loaded`, and the same plan. A job that ends in `:bfloat16` does nothing else.
 """
 
 import argparse
@@ -14,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
 from beamline.algorithms.losses import PolicyLoss
@@ -23,7 +28,11 @@ from beamline.trainer.megatron import distributed, gradients
 from beamline.trainer.megatron.build import Model, build_model
 from beamline.trainer.megatron.distributed import Layout, Ranks
 from beamline.trainer.megatron.optimizer import AdamWSettings
+from beamline.trainer.megatron.peers import TorchPeers
 from beamline.trainer.megatron.policy import MegatronPolicy
+from beamline.trainer.outlet import Outlet, join
+from beamline.weights.shm import ShmOwner
+from trainer_weights import staged_weights
 
 LAYOUTS = {
     "alone": Layout(),
@@ -36,7 +45,10 @@ LAYOUTS = {
 PIECES = (((0, 96),), ((1, 61), (0, 33)), ((1, 50),), ((0, 40), (1, 29)))
 """Micro-batches of different lengths, some of them odd: of each piece its sequence, and how many tokens it has."""
 
-type Tensors = dict[str, torch.Tensor]
+CUTS = (1, 2)
+"""Tensor-parallel ranks of the engines for which weights are cut."""
+
+Tensors = dict[str, torch.Tensor]
 
 
 def trajectory(tokens_T: torch.Tensor, routes_TLK: torch.Tensor | None = None, weight: float = 1.0) -> Trajectory:
@@ -54,7 +66,7 @@ def trajectory(tokens_T: torch.Tensor, routes_TLK: torch.Tensor | None = None, w
     )
 
 
-def compute(model: Model, reference: Tensors) -> Tensors:
+def compute(model: Model, reference: Tensors, directory: Path) -> Tensors:
     """Everything that a job writes."""
     tokens_ST, routes_STLK = reference["tokens"], reference["routed_experts"]
     shifted_STLK = (routes_STLK + 1) % RoutingShape.of(model.path).num_experts
@@ -68,12 +80,46 @@ def compute(model: Model, reference: Tensors) -> Tensors:
         return [MicroBatch.pack([trajectory(tokens_ST[row], own, weight)]) for row, own in pairs]
 
     outputs = {f"export.{name}": tensor.clone() for name, tensor in policy.export()}
+    outputs |= compare_exports(policy, model, directory)
     outputs["shifted.logprobs"] = torch.stack(policy.logprobs(pack(shifted_STLK)))
     _check_pieces(policy, model, reference)
     for prefix, micro_batches in (("replayed.", pack(routes_STLK)), ("", pack(None))):
         found = _update(policy, model, micro_batches)
         outputs.update({f"{prefix}{name}": tensor for name, tensor in found.items()})
     return {**outputs, "rows": torch.tensor(rows)}
+
+
+def compare_exports(policy: MegatronPolicy, model: Model, directory: Path) -> Tensors:
+    """On rank 0, what comes out of the shards beside what the bridge gathers. The model is left as it was."""
+    peers, found, layouts = TorchPeers(), Tensors(), set[str]()
+    sockets = {cuts: directory / f"rank-{dist.get_rank()}-{cuts}.sock" for cuts in CUTS}
+    outlets = {cuts: Outlet(owner=ShmOwner(socket), cuts=cuts) for cuts, socket in sockets.items()}
+    parameters = [parameter.data for parameter in model.module.parameters()]
+    weights = [part.clone() for part in parameters]
+    for version, (name, scale) in enumerate((("moved", 1.5), ("loaded", 1.0))):
+        for part, weight in zip(parameters, weights, strict=True):
+            part.copy_(weight * scale)
+        gathered = {name: tensor.clone() for name, tensor in policy.export()}
+        for cuts, outlet in outlets.items():
+            if parts := peers.collect(outlet.export(version, policy)):
+                manifest = join(parts)
+                layouts.add(f"{cuts} {manifest.layout}")
+                found[f"exports.{name}.{cuts}"] = torch.tensor(_compare(staged_weights(manifest), gathered))
+            peers.meet()
+    assert len(layouts) in (0, len(CUTS))
+    for outlet in outlets.values():
+        outlet.owner.close()
+    return found
+
+
+def _compare(ours: Tensors, gathered: Tensors) -> tuple[int, int]:
+    names = ours.keys() | gathered.keys()
+    same = [name for name in ours.keys() & gathered.keys() if _is_same(ours[name], gathered[name])]
+    return len(names), len(names) - len(same)
+
+
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.dtype == other.dtype and torch.equal(one, other)
 
 
 def _own[T](model: Model, items: Sequence[T]) -> Sequence[T]:
@@ -129,15 +175,20 @@ def main() -> None:
         parser.add_argument(name, type=Path, required=True)
     for name in ("--rank", "--world-size", "--port"):
         parser.add_argument(name, type=int, required=True)
-    parser.add_argument("jobs", nargs="+", help="MODEL:LAYOUT or MODEL:LAYOUT:recompute")
+    parser.add_argument("jobs", nargs="+", help="MODEL:LAYOUT, MODEL:LAYOUT:recompute or MODEL:LAYOUT:bfloat16")
     args = parser.parse_args()
     torch.set_num_threads(1)
     ranks = Ranks(args.rank, args.world_size, args.port)
     for job in args.jobs:
         name, layout, *options = job.split(":")
         distributed.start(ranks, LAYOUTS[layout])
-        model = build_model(args.into / name, LAYOUTS[layout], recompute="recompute" in options)
-        outputs = compute(model, load_file(args.references / f"{name}.safetensors"))
+        model_dir = args.into / name
+        if "bfloat16" in options:
+            model = build_model(model_dir, LAYOUTS[layout], "bfloat16")
+            outputs = compare_exports(MegatronPolicy(model, AdamWSettings(), temperature=1.0), model, args.into)
+        else:
+            model = build_model(model_dir, LAYOUTS[layout], recompute="recompute" in options)
+            outputs = compute(model, load_file(args.references / f"{name}.safetensors"), args.into)
         save_file(outputs, args.into / f"{job}.{args.rank}.safetensors")
         distributed.leave_layout()
     distributed.stop()

@@ -41,6 +41,10 @@ class ThreadPeers:
     def gather(self, arrays: Arrays) -> list[Arrays]:
         return self._meeting.exchange(self.data_rank, arrays)
 
+    def collect(self, payload: bytes) -> list[bytes]:
+        found = self._meeting.exchange(self.data_rank, payload)
+        return found if self.data_rank == 0 else []
+
     def meet(self) -> None:
         self._meeting.exchange(self.data_rank, None)
 

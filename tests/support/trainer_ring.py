@@ -28,7 +28,7 @@ from beamline.runtime.nats_server import NatsServer
 from beamline.runtime.run_files import write_config
 from beamline.runtime.shm_blobs import ShmBlobStore, shm_root, sweep
 from beamline.weights.manifest import WeightManifest
-from beamline.weights.shm import ShmReader
+from trainer_weights import staged_weights
 
 SUBJECTS = Subjects(prefix="beamline", run="trainer-test")
 START_S, STEP_S = 180, 60
@@ -139,12 +139,11 @@ class Ring:
         return m.TrainBatch(step=step, groups=[group], mini_batches=mini_batches)
 
     async def weights(self, update: m.PolicyUpdate) -> dict[str, torch.Tensor]:
-        reader = ShmReader.open(WeightManifest.decode(await self.blobs.get(update.manifest)))
-        reader.verify()
-        return {
-            entry.name: torch.frombuffer(bytearray(content), dtype=getattr(torch, entry.dtype)).view(entry.shape)
-            for entry, content in reader.tensors()
-        }
+        """A policy as an engine fetches it: from every rank's owner."""
+        return staged_weights(await self.manifest(update))
+
+    async def manifest(self, update: m.PolicyUpdate) -> WeightManifest:
+        return WeightManifest.decode(await self.blobs.get(update.manifest))
 
     async def checkpoint(self, step: int) -> Path:
         """Ask for a checkpoint of the policy of that step."""

@@ -16,9 +16,11 @@ from beamline.trainer import commands
 from beamline.trainer.batch import Batch
 from beamline.trainer.commands import AnyCommand, Export, Join, Save, Score, Train, Trim
 from beamline.trainer.fake_policy import FakePolicy
+from beamline.trainer.outlet import Outlet
 from beamline.trainer.peers import Alone
 from beamline.trainer.rank import Rank, StepSettings
 from beamline.trainer.threads import num_threads
+from beamline.weights.shm import ShmOwner
 from trainer_batches import batch
 
 VOCAB = 11
@@ -37,28 +39,36 @@ def share() -> Batch:
     return batch(1, VOCAB, num_trajectories=3)
 
 
-def test_rank_0_tells_the_others_before_it_starts(tmp_path: Path):
+@pytest.fixture
+def outlet(tmp_path: Path):
+    outlet = Outlet(owner=ShmOwner(tmp_path / "rank-0.sock"), cuts=1)
+    yield outlet
+    outlet.owner.close()
+
+
+def test_rank_0_tells_the_others_before_it_starts(outlet: Outlet, tmp_path: Path):
     told: list[AnyCommand] = []
-    rank = Rank(FakePolicy(VOCAB), Alone(), SETTINGS, told.append)
+    rank = Rank(FakePolicy(VOCAB), Alone(), SETTINGS, outlet, told.append)
     rank.train(MESSAGE, share(), lr=0.5)
-    assert [name for name, _ in rank.export()] == ["table.weight"]
+    manifest = rank.export(1)
+    assert manifest and [entry.name for entry in manifest.tensors] == ["table.weight"]
     rank.score([1, 2, 3])
     (tmp_path / "policy").mkdir()
     rank.save(tmp_path)
     rank.trim()
     assert told == [
         Train(batch=MESSAGE, lr=0.5),
-        Export(),
+        Export(policy_version=1),
         Score(tokens=[1, 2, 3]),
         Save(directory=str(tmp_path)),
         Trim(),
     ]
 
 
-def test_micro_batches_of_padding_change_nothing():
+def test_micro_batches_of_padding_change_nothing(outlet: Outlet):
     few, many = FakePolicy(VOCAB), FakePolicy(VOCAB)
-    stats = Rank(few, Alone(), SETTINGS).train(MESSAGE, share(), lr=0.5)
-    padded = Rank(many, BusyPeer(), SETTINGS).train(MESSAGE, share(), lr=0.5)
+    stats = Rank(few, Alone(), SETTINGS, outlet).train(MESSAGE, share(), lr=0.5)
+    padded = Rank(many, BusyPeer(), SETTINGS, outlet).train(MESSAGE, share(), lr=0.5)
     torch.testing.assert_close(many.table_VV, few.table_VV, rtol=1e-12, atol=0)
     assert padded["policy/num_micro_batches"] == 14
     assert (stats["packing/waste"], padded["packing/waste"]) == (0, 8 / (padded["tokens/trained"] + 8))
@@ -67,12 +77,12 @@ def test_micro_batches_of_padding_change_nothing():
             assert padded[name] == pytest.approx(stats[name]), name
 
 
-def test_code_of_the_user_s_own_that_cannot_be_trained_with_is_the_configuration_s_fault():
+def test_code_of_the_user_s_own_that_cannot_be_trained_with_is_the_configuration_s_fault(outlet: Outlet):
     def nothing(*_: object) -> None: ...
 
     settings = StepSettings(loss=PolicyLoss(surrogate=checked_loss("mine:nothing", nothing)), max_tokens=64)
     with pytest.raises(ConfigError, match=r"step 1: algorithm\.loss=mine:nothing returned a NoneType"):
-        Rank(FakePolicy(VOCAB), Alone(), settings).train(MESSAGE, share(), lr=0.5)
+        Rank(FakePolicy(VOCAB), Alone(), settings, outlet).train(MESSAGE, share(), lr=0.5)
 
 
 @pytest.mark.parametrize(

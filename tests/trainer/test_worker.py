@@ -1,6 +1,7 @@
 """The trainer's handlers on a table policy: versions, redelivery, leases, checkpoints, blobs."""
 
 import os
+import resource
 from array import array
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,17 +15,19 @@ from beamline.models import tiny
 from beamline.protocol import messages as m
 from beamline.protocol.blobs import Trajectories, VersionSpan, cumulative, encode_blob, pack_float32, pack_int32
 from beamline.protocol.config import OptimizerSection
-from beamline.protocol.errors import BeamlineError, BlobError, ProtocolError
+from beamline.protocol.errors import BeamlineError, BlobError, ProtocolError, WeightError
 from beamline.runtime.memory_blobs import MemoryBlobStore
 from beamline.runtime.service import WorkerStatus
 from beamline.trainer import checkpoint
 from beamline.trainer.assemble import assemble
 from beamline.trainer.fake_policy import FakePolicy
+from beamline.trainer.outlet import Outlet
 from beamline.trainer.peers import Alone
 from beamline.trainer.rank import Rank, StepSettings
 from beamline.trainer.worker import TrainerSettings, TrainerWorker
 from beamline.weights.manifest import WeightManifest
-from beamline.weights.shm import ShmExporter, ShmReader
+from beamline.weights.shm import ShmOwner
+from trainer_weights import staged_weights
 
 VOCAB = 13
 
@@ -47,9 +50,9 @@ class Bench:
             checkpoints=tmp_path / "ckpt",
             colocated=True,
         )
-        exporter = ShmExporter(tmp_path / "weights")
-        rank = Rank(self.policy, Alone(), StepSettings(loss=PolicyLoss(), max_tokens=64))
-        self.worker = TrainerWorker(settings, rank, thread, exporter, self.blobs, self._publish, self.status)
+        outlet = Outlet(owner=ShmOwner(tmp_path / "weights" / "rank-0.sock"), cuts=1)
+        self.rank = Rank(self.policy, Alone(), StepSettings(loss=PolicyLoss(), max_tokens=64), outlet)
+        self.worker = TrainerWorker(settings, self.rank, thread, self.blobs, self._publish, self.status)
 
     async def _publish(self, message: m.Message) -> None:
         self.sent.append(message)
@@ -90,14 +93,24 @@ class Bench:
 @pytest.fixture
 def bench(tmp_path: Path):
     with ThreadPoolExecutor(1) as thread:
-        yield Bench(tmp_path, thread)
+        bench = Bench(tmp_path, thread)
+        yield bench
+        bench.rank.close()
 
 
-def exported(bench: Bench, manifest: WeightManifest) -> torch.Tensor:
-    reader = ShmReader.open(manifest)
-    reader.verify()
-    ((entry, content),) = reader.tensors()
-    return torch.frombuffer(bytearray(content), dtype=torch.float32).view(entry.shape)
+async def exported(bench: Bench, update: m.PolicyUpdate) -> torch.Tensor:
+    """The table that an engine fetches."""
+    (table,) = staged_weights(WeightManifest.decode(await bench.blobs.get(update.manifest))).values()
+    return table
+
+
+async def lease(bench: Bench, sequence: int = 5) -> m.LeaseReport:
+    """What the trainer says when rollout is to have the devices."""
+    name = m.PhaseName.GENERATE
+    await bench.worker.on_phase(m.Phase(sequence=sequence, step=1, phase=name, policy_version=0, granted=False))
+    report = bench.sent[-1]
+    assert isinstance(report, m.LeaseReport)
+    return report
 
 
 async def test_policy_zero_is_the_model_as_loaded(bench: Bench):
@@ -105,8 +118,7 @@ async def test_policy_zero_is_the_model_as_loaded(bench: Bench):
     (update,) = bench.sent
     assert isinstance(update, m.PolicyUpdate)
     assert (update.step, update.policy_version, bench.status.policy_version) == (0, 0, 0)
-    manifest = WeightManifest.decode(await bench.blobs.get(update.manifest))
-    assert torch.equal(exported(bench, manifest), FakePolicy(VOCAB).table_VV.float())
+    assert torch.equal(await exported(bench, update), FakePolicy(VOCAB).table_VV.float())
     assert update.canary.logprobs == bench.policy.score(update.canary.tokens)
 
 
@@ -117,8 +129,7 @@ async def test_a_batch_becomes_the_next_policy_and_its_repeat_the_same_answer(be
     assert (update.step, update.policy_version, bench.policy.num_updates) == (1, 1, 2)
     assert update.stats["tokens/loss"] == 21
     assert update.stats["policy/lr"] == 0.5
-    manifest = WeightManifest.decode(await bench.blobs.get(update.manifest))
-    assert torch.equal(exported(bench, manifest), bench.policy.table_VV.detach().float())
+    assert torch.equal(await exported(bench, update), bench.policy.table_VV.detach().float())
     assert update.canary.logprobs == bench.policy.score(update.canary.tokens)
     assert await bench.worker.handle(batch) == update
     assert bench.policy.num_updates == 2
@@ -163,15 +174,34 @@ async def test_blobs_that_are_gone_and_places_that_are_not_there_are_named(bench
 
 async def test_a_phase_of_rollout_is_answered_by_measured_memory(bench: Bench):
     await bench.worker.publish_first()
-    phase = m.Phase(sequence=5, step=1, phase=m.PhaseName.GENERATE, policy_version=0, granted=False)
-    await bench.worker.on_phase(phase)
-    report = bench.sent[-1]
-    assert isinstance(report, m.LeaseReport)
+    report = await lease(bench)
     assert (report.service, report.worker, report.incarnation, report.sequence) == ("trainer", "trainer-0", "abc", 5)
     assert report.freed_bytes >= 0
     assert 0 < report.resident_bytes < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     await bench.worker.on_phase(m.Phase(sequence=6, step=1, phase=m.PhaseName.TRAIN, policy_version=0, granted=True))
     assert bench.sent[-1] is report
+
+
+async def test_a_lease_tells_of_gradients_that_are_still_there(bench: Bench):
+    await bench.worker.publish_first()
+    await bench.worker.handle(await bench.batch(1))
+    assert (await lease(bench)).kept_bytes == 0
+    bench.policy.table_VV.grad = torch.zeros_like(bench.policy.table_VV)  # as if the update had not let go of it
+    assert (await lease(bench)).kept_bytes == VOCAB * VOCAB * 8
+
+
+async def test_where_there_is_no_shared_memory_the_step_fails_and_the_policy_before_can_be_read(bench: Bench):
+    await bench.worker.publish_first()
+    (update,) = bench.sent
+    assert isinstance(update, m.PolicyUpdate)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))  # the system refuses memory to be mapped too
+    try:
+        with pytest.raises(WeightError, match=r"rank 0 of the trainer cannot export its weights: .*shared memory"):
+            await bench.worker.handle(await bench.batch(1))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert torch.equal(await exported(bench, update), FakePolicy(VOCAB).table_VV.float())
 
 
 async def test_the_checkpoint_phase_saves_once(bench: Bench, tmp_path: Path):

@@ -34,6 +34,8 @@ class Train(Command, kw_only=True):
 class Export(Command, kw_only=True):
     """`Rank.export`"""
 
+    policy_version: int
+
 
 class Score(Command, kw_only=True):
     """`Rank.score`"""

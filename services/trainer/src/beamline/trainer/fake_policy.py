@@ -10,7 +10,9 @@ from beamline.algorithms.losses import PolicyLoss
 from beamline.trainer.batch import MicroBatch
 from beamline.trainer.policy import ForwardBackward, NotFinite
 from beamline.trainer.routing import RouteCounts
+from beamline.trainer.shards import Slot, shards_of
 from beamline.trainer.weighted_loss import LossSums, weighted_loss
+from beamline.weights.tensors import Shard
 
 
 class FakePolicy:
@@ -67,8 +69,13 @@ class FakePolicy:
     def take_route_counts(self) -> RouteCounts:
         return RouteCounts.none()
 
-    def export(self) -> Iterator[tuple[str, torch.Tensor]]:
-        yield "table.weight", self.table_VV.detach().float()
+    def shards(self, cuts: int, on_device: bool = False) -> Iterator[Shard]:
+        table_VV = self.table_VV.detach().float()
+        slot = Slot(name="table.weight", shape=table_VV.shape, start=(0, 0), parameter=table_VV, dim=0)
+        return shards_of([[slot]], cuts, on_device)
+
+    def gradient_bytes(self) -> int:
+        return 0 if self.table_VV.grad is None else self.table_VV.grad.nbytes
 
     def save(self, directory: Path) -> None:
         save_file({"table.weight": self.table_VV.detach()}, directory / "policy" / "model.safetensors")

@@ -9,7 +9,9 @@ import torch
 from torch._C._distributed_c10d import TCPStore
 
 from beamline.protocol.config import Placement, RunConfig
+from beamline.protocol.subjects import Subjects
 from beamline.runtime.service import ServiceContext
+from beamline.runtime.shm_blobs import shm_root
 from beamline.trainer.commands import Join
 from beamline.trainer.loss import policy_loss, reading, reward_penalty
 from beamline.trainer.megatron import distributed
@@ -18,21 +20,25 @@ from beamline.trainer.megatron.distributed import Layout, Ranks
 from beamline.trainer.megatron.optimizer import AdamWSettings
 from beamline.trainer.megatron.peers import TorchPeers
 from beamline.trainer.megatron.policy import MegatronPolicy
+from beamline.trainer.outlet import Outlet
 from beamline.trainer.peers import Alone
 from beamline.trainer.rank import Rank, StepSettings, Tell, tell_nobody
 from beamline.trainer.worker import TrainerSettings, TrainerWorker
-from beamline.weights.shm import ShmExporter
+from beamline.weights.choice import owner_of
 
 
-def build_rank(config: RunConfig, num_threads: int, rank: int = 0, port: int = 0, tell: Tell = tell_nobody) -> Rank:
-    """The model of `model.path`, as far as it is this rank's, with its optimizer.
+def build_rank(
+    config: RunConfig, run_dir: Path, num_threads: int, rank: int = 0, port: int = 0, tell: Tell = tell_nobody
+) -> Rank:
+    """The model of `model.path`, as far as it is this rank's, with its optimizer. Close it at the end.
 
     Args:
         num_threads: CPU threads of this rank.
         port: where rank 0's store listens; rank 0 takes a free one, and tells the others.
 
     Raises:
-        ConfigError: the model, or a loss or advantage of the user's own, cannot be used.
+        ConfigError: the model, the transport of its weights, or a loss or advantage of the user's own cannot be used.
+        WeightError: the transport cannot be opened.
     """
     settings = _step_settings(config)
     torch.set_num_threads(num_threads)
@@ -54,11 +60,12 @@ def build_rank(config: RunConfig, num_threads: int, rank: int = 0, port: int = 0
     policy = MegatronPolicy(model, optimizer, config.rollout.sampling.temperature, with_reference)
     gc.collect()
     gc.freeze()  # half a million objects of imported modules, which no later collection has to look at
-    return Rank(policy, TorchPeers() if ranks.world_size > 1 else Alone(), settings, tell)
+    outlet = _outlet(config, run_dir, rank)
+    return Rank(policy, TorchPeers() if ranks.world_size > 1 else Alone(), settings, outlet, tell)
 
 
-def build_worker(context: ServiceContext, rank: Rank, thread: Executor, weights: Path) -> TrainerWorker:
-    """The worker; `weights` is the folder in shared memory through which policies reach the engines."""
+def build_worker(context: ServiceContext, rank: Rank, thread: Executor) -> TrainerWorker:
+    """The worker on the event loop's side of rank 0."""
     config = context.config
     model_dir = Path(config.model.path)
     checkpoints = (
@@ -75,8 +82,19 @@ def build_worker(context: ServiceContext, rank: Rank, thread: Executor, weights:
         checkpoints=checkpoints,
         colocated=config.run.placement is Placement.COLOCATED,
     )
-    return TrainerWorker(
-        settings, rank, thread, ShmExporter(weights), context.blobs, context.bus.publish, context.status
+    return TrainerWorker(settings, rank, thread, context.blobs, context.bus.publish, context.status)
+
+
+def _outlet(config: RunConfig, run_dir: Path, rank: int) -> Outlet:
+    """Sockets lie in the run's folder in shared memory, and go with it; files where the user wants them."""
+    transport = "shm" if config.weights.transport == "auto" else config.weights.transport
+    directory = shm_root(Subjects(prefix=config.bus.prefix, run=config.run.name), run_dir) / "weights"
+    if transport == "checkpoint":
+        directory = Path(config.weights.directory) if config.weights.directory else run_dir / "weights"
+    return Outlet(
+        owner=owner_of(transport, directory, rank),
+        cuts=config.rollout.engine.tensor_parallel,
+        on_device=transport == "cuda_ipc",
     )
 
 

@@ -27,6 +27,10 @@ class Peers(Protocol):
         """Every share's arrays, in the order of the shares."""
         ...
 
+    def collect(self, payload: bytes) -> list[bytes]:
+        """What every rank has laid down, in the order of ranks; rank 0 alone gets it, the others get nothing."""
+        ...
+
     def meet(self) -> None:
         """Return when every rank has come this far."""
         ...
@@ -42,6 +46,9 @@ class Alone:
 
     def gather(self, arrays: Arrays) -> list[Arrays]:
         return [arrays]
+
+    def collect(self, payload: bytes) -> list[bytes]:
+        return [payload]
 
     def meet(self) -> None:
         """Nobody else has to come."""

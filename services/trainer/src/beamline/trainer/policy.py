@@ -15,6 +15,7 @@ from beamline.protocol.errors import BeamlineError
 from beamline.trainer.batch import MicroBatch
 from beamline.trainer.routing import RouteCounts
 from beamline.trainer.weighted_loss import LossSums
+from beamline.weights.tensors import Shard
 
 
 class NotFinite(BeamlineError, ArithmeticError):
@@ -81,8 +82,15 @@ class Policy(Protocol):
         """Log-probabilities of tokens 1 to n-1, each given what precedes it, at temperature 1."""
         ...
 
-    def export(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every weight under its Hugging Face name, one at a time; valid until the next update."""
+    def shards(self, cuts: int, on_device: bool = False) -> Iterator[Shard]:
+        """This rank's shards of the weights, as `shards.shards_of` says; those of all ranks make up the policy.
+
+        Raises ConfigError: the model has a parameter that cannot be exported so.
+        """
+        ...
+
+    def gradient_bytes(self) -> int:
+        """Memory of this rank's gradients: none is held between an update and the next backward pass."""
         ...
 
     def save(self, directory: Path) -> None:

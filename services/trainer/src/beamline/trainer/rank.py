@@ -2,7 +2,8 @@
 
 import ctypes
 import gc
-from collections.abc import Callable, Iterator, Sequence
+import struct
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,10 +18,14 @@ from beamline.runtime.blob_store import BlobStore
 from beamline.trainer.assemble import PLAIN, Reading, assemble
 from beamline.trainer.batch import Batch
 from beamline.trainer.commands import AnyCommand, Export, Save, Score, Train, Trim
+from beamline.trainer.outlet import Outlet, join
 from beamline.trainer.peers import Peers
 from beamline.trainer.penalty import RewardPenalty
 from beamline.trainer.policy import Policy
 from beamline.trainer.train_step import StepConfig, train_step
+from beamline.weights.manifest import WeightManifest
+
+_COUNT = struct.Struct("<q")
 
 type Tell = Callable[[AnyCommand], None]
 """Sends a command to all other ranks."""
@@ -47,10 +52,13 @@ class Rank:
     Raises what `Policy` raises. A rank that fails leaves the others waiting: whoever runs them ends them all.
     """
 
-    def __init__(self, policy: Policy, peers: Peers, settings: StepSettings, tell: Tell = tell_nobody) -> None:
+    def __init__(
+        self, policy: Policy, peers: Peers, settings: StepSettings, outlet: Outlet, tell: Tell = tell_nobody
+    ) -> None:
         self._policy = policy
         self._peers = peers
         self._settings = settings
+        self._outlet = outlet
         self._tell = tell
 
     async def share(self, message: TrainBatch, blobs: BlobStore) -> Batch:
@@ -70,10 +78,14 @@ class Rank:
             raise ConfigError(f"step {message.step}: {error}") from error
         return stats.metrics_of(self._peers.gather(stats.parts()))
 
-    def export(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """As `Policy.export`; to be read to its end."""
-        self._tell(Export())
-        yield from self._policy.export()
+    def export(self, policy_version: int) -> WeightManifest | None:
+        """Every rank exports its own shards; rank 0 alone gets the manifest of the whole policy.
+
+        Raises WeightError, on rank 0: a rank had no room. What was exported before is still there, on every rank.
+        """
+        self._tell(Export(policy_version=policy_version))
+        parts = self._peers.collect(self._outlet.export(policy_version, self._policy))
+        return join(parts) if parts else None
 
     def score(self, tokens: Sequence[int]) -> list[float]:
         """As `Policy.score`."""
@@ -86,12 +98,21 @@ class Rank:
         self._policy.save(directory)
         self._peers.meet()
 
-    def trim(self) -> None:
-        """Gradients and activations are gone since the last update; every rank hands their pages back to the system."""
+    def trim(self) -> int:
+        """Gradients and activations are gone since the last update; every rank hands their pages back to the system.
+
+        Returns the bytes of gradients that are there all the same: of all ranks on rank 0, 0 elsewhere.
+        """
         self._tell(Trim())
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
-        self._peers.meet()
+        torch.cuda.empty_cache()  # nothing where there is no GPU
+        held = self._peers.collect(_COUNT.pack(self._policy.gradient_bytes()))
+        return sum(_COUNT.unpack(part)[0] for part in held)
+
+    def close(self) -> None:
+        """Let go of everything that this rank has exported."""
+        self._outlet.owner.close()
 
     def _evened(self, share: Batch) -> Batch:
         """With as many micro-batches as the rank that needs the most: experts of other ranks take part in each."""

@@ -9,9 +9,9 @@ import os
 import signal
 import sys
 import traceback
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,11 +50,13 @@ def main() -> None:
 async def _live(run_dir: Path, rank: int) -> None:
     """Carry out commands, one after the other. Returns never: the end of the input ends the process."""
     pending: asyncio.Queue[AnyCommand] = asyncio.Queue()
-    listening = asyncio.create_task(_listen(pending))
-    working = asyncio.create_task(_work(run_dir, rank, pending))
-    done, _ = await asyncio.wait((listening, working), return_when=asyncio.FIRST_COMPLETED)
-    for task in done:
-        task.result()
+    with ExitStack() as closing:
+        listening = asyncio.create_task(_listen(pending))
+        working = asyncio.create_task(_work(run_dir, rank, pending, closing))
+        done, _ = await asyncio.wait((listening, working), return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    os._exit(0)  # rank 0 is done, or dead; no collective that still waits for it will end
 
 
 async def _listen(pending: asyncio.Queue[AnyCommand]) -> None:
@@ -62,10 +64,9 @@ async def _listen(pending: asyncio.Queue[AnyCommand]) -> None:
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stream), sys.stdin)
     while (command := await commands.read(stream)) is not None:
         pending.put_nowait(command)
-    os._exit(0)  # rank 0 is done, or dead; no collective that still waits for it will end
 
 
-async def _work(run_dir: Path, number: int, pending: asyncio.Queue[AnyCommand]) -> None:
+async def _work(run_dir: Path, number: int, pending: asyncio.Queue[AnyCommand], closing: ExitStack) -> None:
     from beamline.runtime.clients import open_clients  # nats: not for --help
 
     environment.prepare()
@@ -76,7 +77,9 @@ async def _work(run_dir: Path, number: int, pending: asyncio.Queue[AnyCommand]) 
     parts = await loop.run_in_executor(thread, importlib.import_module, "beamline.trainer.parts")
     join = await pending.get()
     assert isinstance(join, Join), f"{type(join).__name__} came before Join"
-    rank = await loop.run_in_executor(thread, parts.build_rank, config, num_threads(config), number, join.port)
+    build = partial(parts.build_rank, config, run_dir, num_threads(config), number, join.port)
+    rank = await loop.run_in_executor(thread, build)
+    closing.callback(rank.close)
     while True:
         work = await _prepared(await pending.get(), rank, blobs)
         await loop.run_in_executor(thread, work)
@@ -89,7 +92,7 @@ async def _prepared(command: AnyCommand, rank: "Rank", blobs: BlobStore) -> Call
             share = await rank.share(command.batch, blobs)
             return partial(rank.train, command.batch, share, command.lr)
         case Export():
-            return partial(deque[object], rank.export(), 0)  # the export gathers: every rank takes part
+            return partial(rank.export, command.policy_version)
         case Score():
             return partial(rank.score, command.tokens)
         case Save():

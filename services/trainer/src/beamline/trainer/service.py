@@ -6,14 +6,14 @@ import json
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from beamline.protocol.errors import BeamlineError
 from beamline.protocol.layout import check_layout
 from beamline.protocol.messages import Phase, PolicyUpdate
-from beamline.protocol.subjects import Subjects
 from beamline.runtime.service import EXIT_FAILED, ServiceContext
-from beamline.runtime.shm_blobs import shm_root
 from beamline.trainer import environment
 from beamline.trainer.model_dir import check_model_dir
 from beamline.trainer.ranks import OtherRanks
@@ -39,8 +39,9 @@ async def main(context: ServiceContext) -> None:
     others = await OtherRanks.start(config.trainer.parallel.world_size, context.run_dir)
     context.status.waiting_for = "Megatron to start"
     thread = ThreadPoolExecutor(1, thread_name_prefix="policy")
+    closing = ExitStack()
     try:
-        await context.until_stopped(others.watch(), _serve(context, others, thread))
+        await context.until_stopped(others.watch(), _serve(context, others, thread, closing))
         await asyncio.to_thread(thread.shutdown)
     except Exception as error:
         _leave_soon()
@@ -49,18 +50,20 @@ async def main(context: ServiceContext) -> None:
         raise
     finally:
         thread.shutdown(wait=False, cancel_futures=True)
+        closing.close()
         await others.close()
 
 
-async def _serve(context: ServiceContext, others: OtherRanks, thread: ThreadPoolExecutor) -> None:
+async def _serve(context: ServiceContext, others: OtherRanks, thread: ThreadPoolExecutor, closing: ExitStack) -> None:
     config, bus = context.config, context.bus
     loop = asyncio.get_running_loop()
     # torch and Megatron take seconds to import: on the thread that will use them, beside the event loop.
     parts = await loop.run_in_executor(thread, importlib.import_module, "beamline.trainer.parts")
-    rank = await loop.run_in_executor(thread, lambda: parts.build_rank(config, num_threads(config), tell=others.tell))
+    build = partial(parts.build_rank, config, context.run_dir, num_threads(config), tell=others.tell)
+    rank = await loop.run_in_executor(thread, build)
+    closing.callback(rank.close)
     await _check_fresh(context)
-    weights = shm_root(Subjects(prefix=config.bus.prefix, run=config.run.name), context.run_dir) / "weights"
-    worker = parts.build_worker(context, rank, thread, weights)
+    worker = parts.build_worker(context, rank, thread)
     context.status.waiting_for = ""
     await worker.publish_first()
     await context.until_stopped(bus.follow(Phase, worker.on_phase), bus.work("trainer", worker.handle))

@@ -1,7 +1,7 @@
-"""Exported tensors on their way out: as buffers for the weight transport, as safetensors files for a checkpoint."""
+"""Exported tensors as safetensors files, for a checkpoint."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -10,14 +10,6 @@ from safetensors.torch import save_file
 SHARD_BYTES = 4 * 1024**3
 
 type Exported = Iterable[tuple[str, torch.Tensor]]
-
-
-def named_buffers(tensors: Exported) -> Iterator[tuple[str, str, Sequence[int], memoryview]]:
-    """HF name, dtype, shape and bytes of each tensor, one at a time."""
-    for name, tensor in tensors:
-        whole = tensor.detach().cpu().contiguous()
-        content = memoryview(whole.view(-1).view(torch.uint8).numpy())
-        yield name, str(whole.dtype).removeprefix("torch."), list(whole.shape), content
 
 
 def write_safetensors(tensors: Exported, directory: Path, shard_bytes: int = SHARD_BYTES) -> None:

@@ -32,9 +32,7 @@ from beamline.trainer.batch import Batch
 from beamline.trainer.canary import canary_tokens
 from beamline.trainer.rank import Rank
 from beamline.trainer.schedule import learning_rate
-from beamline.trainer.weights_out import named_buffers
 from beamline.weights.manifest import WeightManifest
-from beamline.weights.shm import ShmExporter
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +65,6 @@ class TrainerWorker:
         settings: TrainerSettings,
         rank: Rank,
         thread: Executor,
-        exporter: ShmExporter,
         blobs: BlobStore,
         publish: Callable[[Message], Awaitable[None]],
         status: WorkerStatus,
@@ -75,7 +72,6 @@ class TrainerWorker:
         self._settings = settings
         self._rank = rank
         self._thread = thread
-        self._exporter = exporter
         self._blobs = blobs
         self._publish = publish
         self._status = status
@@ -147,14 +143,15 @@ class TrainerWorker:
         )
 
     def _export(self, step: int) -> tuple[WeightManifest, Canary]:
-        manifest = self._exporter.export(step, named_buffers(self._rank.export()))
+        manifest = self._rank.export(step)
+        assert manifest is not None, "rank 0 has every rank's part"
         tokens = canary_tokens(self._settings.vocab_size)
         return manifest, Canary(tokens=tokens, logprobs=self._rank.score(tokens))
 
     def _release(self, sequence: int) -> LeaseReport:
         """What the last step had needed, and has given back by now."""
         before = max(rss_bytes(), self._trained_bytes)
-        self._rank.trim()
+        kept = self._rank.trim()
         after = rss_bytes()
         return LeaseReport(
             service="trainer",
@@ -162,6 +159,7 @@ class TrainerWorker:
             incarnation=self._settings.incarnation,
             sequence=sequence,
             freed_bytes=max(0, before - after),
+            kept_bytes=kept,
             resident_bytes=after,
         )
 

@@ -6,14 +6,18 @@ import torch
 import xxhash
 from safetensors import safe_open
 
-from beamline.weights.manifest import WeightManifest
+from beamline.weights.manifest import Piece, TensorEntry, WeightManifest
 
 
 def differing_weights(model: Path, manifest: WeightManifest) -> list[str]:
     """Names of tensors whose bytes, type or shape differ, or that one side lacks; in the model's order."""
-    expected = {entry.name: (entry.dtype, entry.shape, entry.checksum) for entry in manifest.tensors}
-    found = dict(_entry(path, name) for path in sorted(model.glob("*.safetensors")) for name in _names(path))
-    return [name for name in {**found, **expected} if found.get(name) != expected.get(name)]
+    verified = {entry.name: entry for entry in manifest.tensors}
+    paths = {name: path for path in sorted(model.glob("*.safetensors")) for name in _names(path)}
+    return [
+        name
+        for name in {**paths, **verified}
+        if name not in paths or name not in verified or not _is_same(paths[name], verified[name])
+    ]
 
 
 def _names(path: Path) -> list[str]:
@@ -21,8 +25,18 @@ def _names(path: Path) -> list[str]:
         return list(file.keys())
 
 
-def _entry(path: Path, name: str) -> tuple[str, tuple[str, list[int], str]]:
+def _is_same(path: Path, entry: TensorEntry) -> bool:
+    """Whether a tensor of a file has the type, the shape and in every piece the bytes that were verified."""
     with safe_open(path, framework="pt") as file:
-        tensor = file.get_tensor(name).contiguous()
-    content = memoryview(tensor.view(-1).view(torch.uint8).numpy())
-    return name, (str(tensor.dtype).removeprefix("torch."), list(tensor.shape), xxhash.xxh3_64_hexdigest(content))
+        tensor = file.get_tensor(entry.name)
+    if (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)) != (entry.dtype, entry.shape):
+        return False
+    return all(_checksum(tensor[_inside(piece)]) == piece.checksum for piece in entry.pieces)
+
+
+def _inside(piece: Piece) -> tuple[slice, ...]:
+    return tuple(slice(first, last) for first, last in piece.box)
+
+
+def _checksum(tensor: torch.Tensor) -> str:
+    return xxhash.xxh3_64_hexdigest(memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy()))

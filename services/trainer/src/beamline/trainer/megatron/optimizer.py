@@ -75,6 +75,11 @@ class NamedAdamW:
         """Drop all gradients and their memory."""
         self._adamw.zero_grad(set_to_none=True)
 
+    def gradient_bytes(self) -> int:
+        """What gradients of this rank still take."""
+        held = {id(owner): owner for owner in (*self._parameters.values(), *self._main.values())}
+        return sum(owner.grad.nbytes for owner in held.values() if owner.grad is not None)
+
     def state(self) -> State:
         """`<parameter>.exp_avg`, `.exp_avg_sq` and `.step` of each updated parameter, and `.main` of a rounded one."""
         state: State = {}

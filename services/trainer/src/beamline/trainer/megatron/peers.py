@@ -27,17 +27,30 @@ class TorchPeers:
     def gather(self, arrays: Arrays) -> list[Arrays]:
         file = io.BytesIO()
         np.savez(file, allow_pickle=False, **arrays)
-        payloads = self._gather_bytes(file.getvalue())
-        return [dict(np.load(io.BytesIO(payload), allow_pickle=False)) for payload in payloads]
+        sizes, padded = self._padded(file.getvalue(), self._shares)
+        found = [torch.empty_like(padded) for _ in sizes]
+        dist.all_gather(found, padded, group=self._shares)
+        return [dict(np.load(io.BytesIO(payload), allow_pickle=False)) for payload in _unpadded(found, sizes)]
 
-    def _gather_bytes(self, payload: bytes) -> list[bytes]:
-        sizes = [torch.zeros(1, dtype=torch.int64, device=self._device) for _ in range(self._shares.size())]
-        dist.all_gather(sizes, torch.tensor([len(payload)], device=self._device), group=self._shares)
-        padded = torch.zeros(max(int(size) for size in sizes), dtype=torch.uint8, device=self._device)
+    def collect(self, payload: bytes) -> list[bytes]:
+        sizes, padded = self._padded(payload)
+        found = [torch.empty_like(padded) for _ in sizes] if dist.get_rank() == 0 else []
+        dist.gather(padded, found or None, dst=0)
+        return _unpadded(found, sizes[: len(found)])
+
+    def _padded(self, payload: bytes, group: dist.ProcessGroup | None = None) -> tuple[list[int], torch.Tensor]:
+        """Every member's number of bytes, and this one's payload, as long as the longest."""
+        own = torch.tensor([len(payload)], dtype=torch.int64, device=self._device)
+        found = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(found, own, group=group)
+        sizes = [int(size) for size in found]
+        padded = torch.zeros(max(sizes), dtype=torch.uint8, device=self._device)
         padded[: len(payload)] = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
-        payloads = [torch.empty_like(padded) for _ in sizes]
-        dist.all_gather(payloads, padded, group=self._shares)
-        return [found[: int(size)].cpu().numpy().tobytes() for found, size in zip(payloads, sizes, strict=True)]
+        return sizes, padded
 
     def meet(self) -> None:
         dist.barrier()
+
+
+def _unpadded(payloads: list[torch.Tensor], sizes: list[int]) -> list[bytes]:
+    return [payload[:size].cpu().numpy().tobytes() for payload, size in zip(payloads, sizes, strict=True)]

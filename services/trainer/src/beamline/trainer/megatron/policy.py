@@ -6,7 +6,7 @@ hidden size.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,13 @@ from beamline.trainer.megatron.optimizer import AdamWSettings, NamedAdamW
 from beamline.trainer.megatron.packed import PackedSequences
 from beamline.trainer.megatron.reference import Reference
 from beamline.trainer.megatron.replay import RouteCounter, Routes
+from beamline.trainer.megatron.slots import units_of
 from beamline.trainer.policy import ForwardBackward, NotFinite
 from beamline.trainer.routing import RouteCounts
+from beamline.trainer.shards import Slot, shards_of
 from beamline.trainer.weighted_loss import LossSums, weighted_loss
 from beamline.trainer.weights_out import write_safetensors
+from beamline.weights.tensors import Shard
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,6 @@ class MegatronPolicy:
         self._model = model
         self._reference = Reference(model.module) if with_reference else None
         self._optimizer = NamedAdamW(model.module, model.groups, settings)
-        self._export_tasks: Any = None
         tp = model.groups.tp
         num_entries = model.module.vocab_size // tp.size()
         self._head = Head(
@@ -112,9 +114,21 @@ class MegatronPolicy:
 
     def export(self) -> Iterator[tuple[str, Tensor]]:
         bridge, module = self._model.bridge, self._model.module
-        if self._export_tasks is None:
-            self._export_tasks = bridge.get_conversion_tasks([module])
-        yield from bridge.export_hf_weights([module], show_progress=False, conversion_tasks=self._export_tasks)
+        yield from bridge.export_hf_weights([module], show_progress=False, conversion_tasks=self._tasks)
+
+    def shards(self, cuts: int, on_device: bool = False) -> Iterator[Shard]:
+        return shards_of(self._units, cuts, on_device)
+
+    @cached_property
+    def _tasks(self) -> Any:
+        return self._model.bridge.get_conversion_tasks([self._model.module])
+
+    @cached_property
+    def _units(self) -> list[list[Slot]]:
+        return units_of(self._model, self._tasks)
+
+    def gradient_bytes(self) -> int:
+        return self._optimizer.gradient_bytes()
 
     def save(self, directory: Path) -> None:
         rank = dist.get_rank()
