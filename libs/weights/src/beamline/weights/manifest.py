@@ -5,22 +5,28 @@ The manifest travels as a blob (`PolicyUpdate.manifest`), the bytes by the trans
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate, combinations
+from typing import Annotated
 
 import msgspec
 import xxhash
 
 from beamline.protocol.errors import WeightError
-from beamline.weights.tensors import ITEM_BYTES, Box, num_bytes
+from beamline.weights.tensors import ITEM_BYTES, Box, Shard, common, num_bytes
+
+Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
+Dims = Annotated[tuple[Count, ...], msgspec.Meta(max_length=16)]
+"""Bounds on what is decoded: sizes multiply, and a manifest comes from another process."""
 
 
 class Piece(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """A box of a tensor: contiguous, little-endian, from `offset` of a place."""
 
-    place: int
+    place: Count
     """Index into the manifest's places."""
-    offset: int
-    start: tuple[int, ...]
-    shape: tuple[int, ...]
+    offset: Count
+    start: Dims
+    shape: Dims
     checksum: str
     """xxh3-64 of the bytes, 16 hex digits."""
 
@@ -40,7 +46,7 @@ class TensorEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Hugging Face name."""
     dtype: str
     """Torch's name."""
-    shape: tuple[int, ...]
+    shape: Dims
     group: str = ""
     """Tensors of one kind, such as "router"."""
     pieces: list[Piece]
@@ -50,26 +56,56 @@ class TensorEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise WeightError(f"tensor {self.name}: dtype {self.dtype!r}, expected one of {', '.join(ITEM_BYTES)}")
         for piece in self.pieces:
             same = len(piece.start) == len(piece.shape) == len(self.shape)
-            if not same or any(a < 0 or b < a or b > n for (a, b), n in zip(piece.box, self.shape, strict=True)):
+            if not same or any(b > size for (_, b), size in zip(piece.box, self.shape, strict=True)):
                 raise WeightError(
                     f"tensor {self.name}: a piece of shape {list(piece.shape)} at {list(piece.start)} does not lie in "
                     f"{list(self.shape)}"
                 )
 
+    def __str__(self) -> str:
+        return f"tensor {self.name}, {self.dtype} {list(self.shape)}" + (f" ({self.group})" if self.group else "")
+
     def num_bytes(self, piece: Piece) -> int:
         return num_bytes(self.dtype, piece.shape)
 
+    def is_kin(self, other: "TensorEntry") -> bool:
+        """Whether both can be parts of one tensor."""
+        return (self.dtype, self.shape, self.group) == (other.dtype, other.shape, other.group)
+
     @property
     def is_whole(self) -> bool:
-        """Whether its pieces make up the tensor."""
-        boxes = {piece.box for piece in self.pieces}
-        return len(boxes) == len(self.pieces) and sum(math.prod(p.shape) for p in self.pieces) == math.prod(self.shape)
+        """Whether its pieces make up the tensor, each element once."""
+        if sum(math.prod(piece.shape) for piece in self.pieces) != math.prod(self.shape):
+            return False
+        return bool(self.pieces) and not any(common(a.box, b.box) for a, b in combinations(self.pieces, 2))
+
+
+class Entries:
+    """What an owner has written to the one place of its part, told shard by shard."""
+
+    def __init__(self) -> None:
+        self._tensors: dict[str, TensorEntry] = {}
+
+    @property
+    def tensors(self) -> list[TensorEntry]:
+        return list(self._tensors.values())
+
+    def add(self, shard: Shard, offset: int, checksum: str) -> None:
+        """Raises WeightError: another shard of the tensor said otherwise of its dtype, shape or group."""
+        shape = tuple(shard.values.shape)
+        piece = Piece(place=0, offset=offset, start=shard.start, shape=shape, checksum=checksum)
+        entry = TensorEntry(name=shard.name, dtype=shard.dtype, shape=shard.shape, group=shard.group, pieces=[piece])
+        known = self._tensors.setdefault(shard.name, entry)
+        if not known.is_kin(entry):
+            raise WeightError(f"{known} in one shard, {entry} in another")
+        if known is not entry:
+            known.pieces.append(piece)
 
 
 class ShmPlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="shm"):
     """Shared memory of the owner's host."""
 
-    num_bytes: int
+    num_bytes: Count
     socket: str
     """Path of the Unix socket where the owner hands out its memory."""
 
@@ -77,10 +113,12 @@ class ShmPlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class CudaPlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="cuda_ipc"):
     """Memory of a GPU of the owner's host, shared in chunks of one size (the last may be shorter)."""
 
-    num_bytes: int
+    num_bytes: Count
+    socket: str
+    """Path of the Unix socket where readers say how long they use it."""
     device: str
     """UUID of the GPU."""
-    chunk_bytes: int
+    chunk_bytes: Annotated[int, msgspec.Meta(gt=0, lt=2**53)]
     chunks: list[bytes]
     """The driver's IPC handle of each chunk's memory."""
     event: bytes
@@ -90,7 +128,7 @@ class CudaPlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class NixlPlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="nixl"):
     """Memory that the owner has registered with NIXL, on this host or another."""
 
-    num_bytes: int
+    num_bytes: Count
     agent: str
     """Name of the owner's agent."""
     metadata: bytes
@@ -102,9 +140,9 @@ class NixlPlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class CheckpointPlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="checkpoint"):
-    """A safetensors file, on a filesystem that both sides see."""
+    """A safetensors file, on a filesystem that both sides see. Offsets count from its first byte."""
 
-    num_bytes: int
+    num_bytes: Count
     path: str
 
 
@@ -121,8 +159,6 @@ class WeightManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     policy_version: int
     places: list[ShmPlace | CudaPlace | NixlPlace | CheckpointPlace]
     tensors: list[TensorEntry]
-    layout: str = ""
-    """Digest of all but contents, version and places: policies with the same one are read by the same plan."""
 
     def __post_init__(self) -> None:
         names: set[str] = set()
@@ -131,11 +167,19 @@ class WeightManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 raise WeightError(f"policy {self.policy_version}: tensor {tensor.name} appears twice")
             names.add(tensor.name)
             for piece in tensor.pieces:
-                if not 0 <= piece.place < len(self.places):
+                if piece.place >= len(self.places):
                     raise WeightError(f"tensor {tensor.name}: place {piece.place}, there are {len(self.places)}")
                 end, size = piece.offset + tensor.num_bytes(piece), self.places[piece.place].num_bytes
-                if piece.offset < 0 or end > size:
+                if end > size:
                     raise WeightError(f"tensor {tensor.name}: bytes {piece.offset} to {end} of a place of {size} bytes")
+
+    @property
+    def layout(self) -> str:
+        """Digest of all but contents, version and places: policies with the same one are read by the same plan."""
+        rows = [
+            (t.name, t.dtype, t.shape, [(p.place, p.offset, p.start, p.shape) for p in t.pieces]) for t in self.tensors
+        ]
+        return xxhash.xxh3_128_hexdigest(msgspec.msgpack.encode((len(self.places), rows)))
 
     def encode(self) -> bytes:
         return _encoder.encode(self)
@@ -156,39 +200,25 @@ def merge(parts: Sequence[WeightManifest]) -> WeightManifest:
     """
     version = parts[0].policy_version
     tensors: dict[str, TensorEntry] = {}
-    for part, first_place in zip(parts, _first_places(parts), strict=True):
+    first_places = accumulate((len(part.places) for part in parts), initial=0)
+    for part, first_place in zip(parts, first_places, strict=False):
         if part.policy_version != version:
             raise WeightError(f"parts of policies {version} and {part.policy_version} are no policy")
         for entry in part.tensors:
             moved = [msgspec.structs.replace(piece, place=piece.place + first_place) for piece in entry.pieces]
             known = tensors.get(entry.name)
-            if known and (known.dtype, known.shape) != (entry.dtype, entry.shape):
-                raise WeightError(
-                    f"policy {version}: tensor {entry.name} is {known.dtype} {list(known.shape)} on one rank, "
-                    f"{entry.dtype} {list(entry.shape)} on another"
-                )
+            if known and not known.is_kin(entry):
+                raise WeightError(f"policy {version}: {known} on one rank, {entry} on another")
             pieces = [*known.pieces, *moved] if known else moved
             tensors[entry.name] = msgspec.structs.replace(entry, pieces=pieces)
     for entry in tensors.values():
         if not entry.is_whole:
-            raise WeightError(f"policy {version}: the pieces of tensor {entry.name} do not make up {list(entry.shape)}")
+            raise WeightError(f"policy {version}: the pieces of {entry} do not make it up, each element once")
     return WeightManifest(
         policy_version=version,
         places=[place for part in parts for place in part.places],
         tensors=list(tensors.values()),
-        layout=_layout(list(tensors.values())),
     )
-
-
-def _first_places(parts: Sequence[WeightManifest]) -> list[int]:
-    return [sum(len(part.places) for part in parts[:index]) for index in range(len(parts))]
-
-
-def _layout(tensors: list[TensorEntry]) -> str:
-    rows = [
-        (t.name, t.dtype, t.shape, [(p.place, p.offset, p.start, p.shape) for p in t.pieces]) for t in tensors
-    ]  # fmt: skip
-    return xxhash.xxh3_128_hexdigest(msgspec.msgpack.encode(rows))
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -1,18 +1,16 @@
-"""Segments handed from process to process over a Unix socket; a connection is the reader's hold on what it was handed.
+"""Policies handed from process to process over a Unix socket; a connection is the reader's hold on what it was handed.
 
 One question and one answer a connection, each a msgpack frame. Whoever connects must run as the owner's user. The
 connection stays open while the reader uses the memory: a reader that dies lets go by dying.
 """
 
-import contextlib
 import os
 import socket
-import socketserver
 import struct
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
@@ -23,6 +21,8 @@ REQUEST_DEADLINE_S = 5.0
 ATTACH_DEADLINE_S = 30.0
 """For the owner to answer."""
 MAX_FRAME_BYTES = 4096
+MAX_WHY = 1000
+"""Characters of a refusal, which must fit a frame."""
 _LENGTH = struct.Struct("<I")
 _CREDENTIALS = struct.Struct("3i")
 """Process, user and group of a peer."""
@@ -46,114 +46,132 @@ class Refused(msgspec.Struct, frozen=True, tag="Refused/1", forbid_unknown_field
     why: str
 
 
-class Hold(Protocol):
-    """A segment that is read, until it is let go."""
+_ANSWER: msgspec.msgpack.Decoder[Granted | Refused] = msgspec.msgpack.Decoder(Granted | Refused)
 
-    descriptor: int
+
+@dataclass(frozen=True)
+class Hold:
+    """A policy's memory that is read, until it is let go."""
+
     num_bytes: int
-
-    def release(self) -> None: ...
+    release: Callable[[], None]
+    descriptor: int | None = None
+    """Handed to the reader, where the memory has one."""
 
 
 class PassingServer:
-    """Answers readers on a socket of the owner's, in threads of its own.
+    """Answers readers on a socket of the owner's, in threads of its own. Close it at the end.
 
     Args:
-        path: of the socket, in a folder that only the owner's user can enter.
-        hold: gives the segment of a policy version, or raises WeightError.
+        path: of the socket; its folder is made with mode 0700 if missing.
+        hold: gives the memory of a policy version, or raises WeightError.
 
     Raises WeightError: the socket cannot be made.
     """
 
     def __init__(self, path: Path, hold: Callable[[int], Hold]) -> None:
         self.path = path
+        self._hold = hold
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._open: dict[socket.socket, threading.Thread] = {}
+        self._lock = threading.Lock()
         try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             path.unlink(missing_ok=True)
-            self._server = _Server(str(path), _Connection)
+            self._socket.bind(str(path))
+            path.chmod(0o600)
+            self._socket.listen()
         except OSError as error:
+            self._socket.close()
             raise WeightError(f"cannot listen at {path}: {error.strerror or error}") from error
-        path.chmod(0o600)
-        self._server.hold = hold
-        self._thread = threading.Thread(target=self._server.serve_forever, name="weights", daemon=True)
+        self._thread = threading.Thread(target=self._accept, name="weights", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Answer nobody any more, and hang up on those that still read."""
-        self._server.shutdown()
-        self._server.hang_up()
-        self._server.server_close()
+        """Answer nobody any more, and hang up on those that still read. A second call does nothing."""
+        if self._socket.fileno() < 0:
+            return
+        self._socket.shutdown(socket.SHUT_RDWR)
         self._thread.join()
+        self._socket.close()
+        with self._lock:
+            still_open = dict(self._open)
+            for connection in still_open:
+                connection.shutdown(socket.SHUT_RDWR)
+        for thread in still_open.values():
+            thread.join()
         self.path.unlink(missing_ok=True)
 
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except ConnectionError:
+                continue  # the peer has gone again
+            except OSError:
+                return  # closed
+            thread = threading.Thread(target=self._serve, args=(connection,), name="weights-reader", daemon=True)
+            with self._lock:
+                self._open[connection] = thread
+            thread.start()
 
-class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
-    daemon_threads = True
-    hold: Callable[[int], Hold]
+    def _serve(self, connection: socket.socket) -> None:
+        try:
+            self._answer(connection)
+        except OSError:
+            pass  # a peer that breaks off is no event: its hold is released either way
+        finally:
+            with self._lock:
+                del self._open[connection]
+                connection.close()
 
-    def __init__(self, path: str, handler: type[socketserver.BaseRequestHandler]) -> None:
-        self._open: set[socket.socket] = set()
-        super().__init__(path, handler)
-
-    def process_request(self, request: socket.socket, client_address: object) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        self._open.add(request)
-        super().process_request(request, client_address)  # pyright: ignore[reportArgumentType]
-
-    def shutdown_request(self, request: socket.socket) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        self._open.discard(request)
-        super().shutdown_request(request)
-
-    def hang_up(self) -> None:
-        for connection in list(self._open):
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-
-    def handle_error(self, request: object, client_address: object) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """A peer that breaks off is no event: its hold is released either way."""
-
-
-class _Connection(socketserver.BaseRequestHandler):
-    server: _Server
-    request: socket.socket
-
-    def handle(self) -> None:
-        peer = _peer_user(self.request)
+    def _answer(self, connection: socket.socket) -> None:
+        peer = _peer_user(connection)
         if peer != os.geteuid():
-            self._refuse(f"user {peer} may not read the weights of user {os.geteuid()}")
+            _refuse(connection, f"user {peer} may not read the weights of user {os.geteuid()}")
             return
-        self.request.settimeout(REQUEST_DEADLINE_S)
+        connection.settimeout(REQUEST_DEADLINE_S)
         try:
-            wanted = _read(self.request, Attach)
-            hold = self.server.hold(wanted.policy_version)
-        except (WeightError, TimeoutError, EOFError) as error:
-            self._refuse(str(error) or "no request came in time")
+            hold = self._hold(_read(connection, Attach).policy_version)
+        except TimeoutError:
+            _refuse(connection, "no request came in time")
+            return
+        except (WeightError, EOFError) as error:
+            _refuse(connection, str(error))
             return
         try:
-            granted = _frame(Granted(hold.num_bytes))
-            socket.send_fds(self.request, [granted], [hold.descriptor])
-            self.request.settimeout(None)
-            while self.request.recv(64):
+            descriptors = [] if hold.descriptor is None else [hold.descriptor]
+            socket.send_fds(connection, [_frame(Granted(hold.num_bytes))], descriptors)
+            connection.settimeout(None)
+            while connection.recv(64):
                 pass
         finally:
             hold.release()
 
-    def _refuse(self, why: str) -> None:
-        with contextlib.suppress(OSError):
-            self.request.sendall(_frame(Refused(why)))
+
+def _refuse(connection: socket.socket, why: str) -> None:
+    connection.sendall(_frame(Refused(why[:MAX_WHY])))
 
 
 class Handed:
-    """A segment of another process. Close it to let go; the descriptor is the caller's.
+    """A reader's hold on a policy's memory. Close it to let go; the descriptor is the caller's.
+
+    Args:
+        path: of the owner's socket.
+        policy_version: the policy that is wanted.
+        has_descriptor: whether the memory is handed over; if not, it is reached in another way.
 
     Raises WeightError: no owner at the path, or it refuses.
     """
 
-    def __init__(self, path: Path, policy_version: int) -> None:
+    def __init__(self, path: Path, policy_version: int, has_descriptor: bool = True) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._what = f"policy {policy_version}: {path}"
         try:
             self._socket.settimeout(ATTACH_DEADLINE_S)
             self._socket.connect(str(path))
             self._socket.sendall(_frame(Attach(policy_version)))
-            self.num_bytes, self.descriptor = self._receive(path, policy_version)
+            self.descriptor = self._receive(int(has_descriptor))
             self._socket.settimeout(None)
         except OSError as error:
             self._socket.close()
@@ -166,18 +184,21 @@ class Handed:
     def close(self) -> None:
         self._socket.close()
 
-    def _receive(self, path: Path, policy_version: int) -> tuple[int, int]:
-        payload, descriptors, _, _ = socket.recv_fds(self._socket, MAX_FRAME_BYTES, 1)
+    def _receive(self, num_descriptors: int) -> int:
+        """The descriptor that was handed over, or -1."""
+        flags = socket.MSG_CMSG_CLOEXEC
+        payload, descriptors, _, _ = socket.recv_fds(self._socket, MAX_FRAME_BYTES, num_descriptors, flags)
         try:
-            answer = _decode(payload, Granted | Refused)
+            answer = _decode(payload, _ANSWER)
         except (WeightError, EOFError) as error:
             _close_all(descriptors)
-            raise WeightError(f"policy {policy_version}: {path} gave no answer ({error})") from error
-        if isinstance(answer, Refused) or not descriptors:
+            raise WeightError(f"{self._what} gave no answer ({error})") from error
+        if isinstance(answer, Refused):
             _close_all(descriptors)
-            why = answer.why if isinstance(answer, Refused) else "no memory came with the answer"
-            raise WeightError(f"policy {policy_version}: {path} refuses its weights: {why}")
-        return answer.num_bytes, descriptors[0]
+            raise WeightError(f"{self._what} refuses its weights: {answer.why}")
+        if len(descriptors) < num_descriptors:
+            raise WeightError(f"{self._what} refuses its weights: no memory came with the answer")
+        return descriptors[0] if descriptors else -1
 
 
 def _close_all(descriptors: list[int]) -> None:
@@ -201,7 +222,7 @@ def _read[T](connection: socket.socket, kind: type[T]) -> T:
     (length,) = _LENGTH.unpack(header)
     if length > MAX_FRAME_BYTES:
         raise WeightError(f"a frame of {length} bytes, at most {MAX_FRAME_BYTES} are read")
-    return _decode(header + _exactly(connection, length), kind)
+    return _decode(header + _exactly(connection, length), msgspec.msgpack.Decoder(kind))
 
 
 def _exactly(connection: socket.socket, num_bytes: int) -> bytes:
@@ -214,10 +235,10 @@ def _exactly(connection: socket.socket, num_bytes: int) -> bytes:
     return found
 
 
-def _decode[T](frame: bytes, kind: type[T]) -> T:
+def _decode[T](frame: bytes, decoder: msgspec.msgpack.Decoder[T]) -> T:
     if len(frame) < _LENGTH.size or _LENGTH.unpack_from(frame)[0] != len(frame) - _LENGTH.size:
         raise EOFError(f"{len(frame)} bytes are not a frame")
     try:
-        return msgspec.msgpack.decode(frame[_LENGTH.size :], type=kind)
+        return decoder.decode(frame[_LENGTH.size :])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise WeightError(f"not a request for weights: {error}") from error

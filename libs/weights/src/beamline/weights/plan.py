@@ -1,11 +1,12 @@
 """Which bytes of a policy one rank of an engine needs: worked out once for two layouts, used for every policy after."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from beamline.protocol.errors import WeightError
 from beamline.weights.manifest import Piece, TensorEntry, WeightManifest
-from beamline.weights.tensors import Box
+from beamline.weights.tensors import Box, common
 from beamline.weights.transport import Range
 
 type Needs = Mapping[str, Sequence[Box]]
@@ -40,12 +41,12 @@ def make_plan(manifest: WeightManifest, needs: Needs | None = None) -> Plan:
         boxes = [tuple((0, size) for size in entry.shape)] if needs is None else needs.get(entry.name)
         if not boxes:
             continue
-        pieces = [number for number, piece in enumerate(entry.pieces) if any(_meet(piece.box, box) for box in boxes)]
+        pieces = _pieces(entry, boxes)
         tensors.append((index, pieces))
         for number in pieces:
             piece = entry.pieces[number]
             used[piece.place].append((piece.offset, entry.num_bytes(piece)))
-    missing = set(needs or ()) - {manifest.tensors[index].name for index, _ in tensors}
+    missing = set(needs or ()) - {entry.name for entry in manifest.tensors}
     if missing:
         raise WeightError(
             f"policy {manifest.policy_version}: tensor {min(missing)} is missing, one of {len(missing)}: "
@@ -62,9 +63,18 @@ def needed(manifest: WeightManifest, plan: Plan) -> list[tuple[TensorEntry, list
     ]
 
 
-def _meet(one: Box, other: Box) -> bool:
-    """Whether boxes have an element in common; an empty tensor's only box meets itself."""
-    return one == other or all(max(a, c) < min(b, d) for (a, b), (c, d) in zip(one, other, strict=True))
+def _pieces(entry: TensorEntry, boxes: Sequence[Box]) -> list[int]:
+    """Indices of the pieces in which these boxes lie."""
+    found: set[int] = set()
+    for box in boxes:
+        if len(box) != len(entry.shape):
+            raise WeightError(f"{entry}: {len(box)} dimensions are needed, is the model the same on both sides?")
+        parts = [common(piece.box, box) for piece in entry.pieces]
+        if sum(parts) != math.prod(last - first for first, last in box):
+            bounds = ", ".join(f"{first}:{last}" for first, last in box)
+            raise WeightError(f"{entry}: its pieces do not make up [{bounds}], which is needed: export all of it")
+        found.update(number for number, part in enumerate(parts) if part)
+    return sorted(found)
 
 
 def _joined(ranges: list[Range]) -> list[Range]:

@@ -13,8 +13,8 @@ import numpy as np
 import xxhash
 
 from beamline.protocol.errors import WeightError
-from beamline.weights.manifest import Piece, TensorEntry
-from beamline.weights.tensors import Shard
+from beamline.weights.manifest import Entries, TensorEntry
+from beamline.weights.tensors import Shard, on_host
 
 RESERVED_BYTES = 4 * 1024**4
 """Address space set aside for a segment whose size is not known yet; memory is taken as it is filled."""
@@ -58,23 +58,24 @@ class Segment:
         offset = -(-self._filled // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         end = offset + values.nbytes
         self._make_room(offset, values.nbytes)
-        target = self._bytes[offset:end].view(values.dtype).reshape(values.shape)
-        if values.flags.c_contiguous:
-            values, target = values.reshape(-1), target.reshape(-1)
-        rows = values.reshape(1) if values.ndim == 0 else values
-        target = target.reshape(rows.shape)
-        step = max(1, CHUNK_BYTES // max(1, rows.nbytes // max(1, len(rows))))
+        rows = values.reshape(-1) if values.flags.c_contiguous or not values.ndim else values
+        target = self._bytes[offset:end].view(values.dtype).reshape(rows.shape)
+        row_bytes = values.nbytes // max(1, len(rows))
+        step = max(1, CHUNK_BYTES // max(1, row_bytes))
         checksum = xxhash.xxh3_64()
-        for first in range(0, len(rows) if rows.nbytes else 0, step):
-            np.copyto(target[first : first + step], rows[first : first + step])
-            checksum.update(target[first : first + step])
+        for first in range(0, len(rows) if row_bytes else 0, step):
+            last = min(first + step, len(rows))
+            np.copyto(target[first:last], rows[first:last])
+            checksum.update(self._bytes[offset + first * row_bytes : offset + last * row_bytes])
         self._filled = end
         return offset, checksum.hexdigest()
 
     def seal(self) -> None:
-        """Fix the size at what is filled."""
+        """Fix the size at what is filled. Raises WeightError: it was fixed before, at another."""
         if self._size is None:
             self._size = self._filled
+        elif self._size != self._filled:
+            raise self._does_not_fit(self._filled)
 
     def restart(self) -> None:
         """Fill from the front again."""
@@ -82,10 +83,13 @@ class Segment:
 
     def _make_room(self, offset: int, num_bytes: int) -> None:
         if self._size is not None and offset + num_bytes > self._size:
-            raise WeightError(
-                f"weights of {offset + num_bytes} bytes and more do not fit the {self._size} of the policy before: "
-                "a policy's tensors must keep their shapes"
-            )
+            raise self._does_not_fit(offset + num_bytes)
+
+    def _does_not_fit(self, num_bytes: int) -> WeightError:
+        return WeightError(
+            f"weights of {num_bytes} bytes or more do not fit the {self._size} of the policy before: "
+            "a policy's tensors must keep their shapes"
+        )
 
 
 class HeapSegment(Segment):
@@ -118,6 +122,7 @@ class SharedSegment(Segment):
         try:
             os.ftruncate(self.descriptor, RESERVED_BYTES)
             super().__init__(np.frombuffer(mmap.mmap(self.descriptor, RESERVED_BYTES), np.uint8))
+            os.ftruncate(self.descriptor, 0)  # the mapping stays, and the memory grows as it is filled
         except OSError as error:
             os.close(self.descriptor)
             raise WeightError(f"cannot set aside shared memory for weights: {error.strerror}") from error
@@ -125,8 +130,9 @@ class SharedSegment(Segment):
         """What readers are handed; there once it is sealed."""
 
     def seal(self) -> None:
-        if self._size is None:
-            super().seal()
+        is_new = self._size is None
+        super().seal()
+        if is_new:
             os.ftruncate(self.descriptor, self._filled)
             seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | _F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL
             fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, seals)
@@ -138,6 +144,7 @@ class SharedSegment(Segment):
             if descriptor >= 0:
                 os.close(descriptor)
         self.descriptor = self.read_descriptor = -1
+        self._bytes = np.empty(0, np.uint8)
 
     def _make_room(self, offset: int, num_bytes: int) -> None:
         super()._make_room(offset, num_bytes)
@@ -157,17 +164,11 @@ class SharedSegment(Segment):
 
 def write(segment: Segment, shards: Iterable[Shard]) -> list[TensorEntry]:
     """Append shards as they come; returns what was written, each tensor once. Raises WeightError as `append` does."""
-    entries: dict[str, TensorEntry] = {}
+    entries = Entries()
     for shard in shards:
-        offset, checksum = segment.append(shard.values)
-        piece = Piece(place=0, offset=offset, start=shard.start, shape=shard.values.shape, checksum=checksum)
-        if known := entries.get(shard.name):
-            known.pieces.append(piece)
-        else:
-            entries[shard.name] = TensorEntry(
-                name=shard.name, dtype=shard.dtype, shape=shard.shape, group=shard.group, pieces=[piece]
-            )
-    return list(entries.values())
+        offset, checksum = segment.append(on_host(shard))
+        entries.add(shard, offset, checksum)
+    return entries.tensors
 
 
 def map_sealed(descriptor: int, num_bytes: int) -> memoryview:

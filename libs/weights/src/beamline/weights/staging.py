@@ -1,18 +1,16 @@
 """A whole policy on the side of one engine rank: fetched from all its places, and checked before anything is used."""
 
-import math
-from collections.abc import Buffer, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import xxhash
 
 from beamline.protocol.errors import WeightError
 from beamline.weights.choice import reader_of
-from beamline.weights.manifest import Piece, TensorEntry, WeightManifest
+from beamline.weights.manifest import Piece, Place, TensorEntry, WeightManifest
 from beamline.weights.plan import Needs, Plan, make_plan, needed
 from beamline.weights.tensors import ITEM_BYTES, STORAGE
-from beamline.weights.transport import Attached, Reader
+from beamline.weights.transport import Attached, Content, DeviceBytes, Reader
 
 
 class Stage:
@@ -27,7 +25,7 @@ class Stage:
         self._readers: dict[str, Reader] = {}
         """By kind of transport."""
         self._plans: dict[str, Plan] = {}
-        """By layout: a trainer has one, and a next one after it was started anew."""
+        """The last one, by its layout: a trainer keeps the same."""
 
     def fetch(self, manifest: WeightManifest) -> "Staged":
         """Attach, fill and verify a policy. What is served meanwhile is not touched.
@@ -56,13 +54,12 @@ class Stage:
         self._readers = {}
 
     def _plan(self, manifest: WeightManifest) -> Plan:
-        plan = self._plans.get(manifest.layout) if manifest.layout else None
-        if plan is None:
-            plan = make_plan(manifest, self._needs)
-            self._plans = {manifest.layout: plan}
-        return plan
+        layout = manifest.layout
+        if layout not in self._plans:
+            self._plans = {layout: make_plan(manifest, self._needs)}
+        return self._plans[layout]
 
-    def _reader(self, place: Any) -> Reader:
+    def _reader(self, place: Place) -> Reader:
         kind = type(place).__name__
         if kind not in self._readers:
             self._readers[kind] = reader_of(place)
@@ -83,15 +80,15 @@ class Staged:
         """That were needed."""
         return self._plan.num_bytes
 
-    def pieces(self) -> Iterator[tuple[TensorEntry, list[tuple[Piece, Buffer]]]]:
+    def pieces(self) -> Iterator[tuple[TensorEntry, list[tuple[Piece, Content]]]]:
         """Each needed tensor with its needed pieces, in the manifest's order."""
         for entry, pieces in needed(self.manifest, self._plan):
             yield entry, [(piece, self._content(entry, piece)) for piece in pieces]
 
-    def tensors(self) -> Iterator[tuple[TensorEntry, Buffer]]:
-        """Each needed tensor as one contiguous buffer: the owner's memory where that has it so, else put together.
+    def tensors(self) -> Iterator[tuple[TensorEntry, Content]]:
+        """Each needed tensor as one contiguous buffer: what was fetched where that is whole, else put together.
 
-        Elements that the rank does not need are anything.
+        Putting together is done in main memory. Elements that the rank does not need are anything.
         """
         for entry, pieces in self.pieces():
             if len(pieces) == 1 and pieces[0][0].shape == entry.shape:
@@ -116,20 +113,33 @@ class Staged:
             if attached is not None:
                 attached.fence()
 
-    def _content(self, entry: TensorEntry, piece: Piece) -> Buffer:
-        num_bytes = entry.num_bytes(piece)
-        attached = self.attached[piece.place] if num_bytes else None
-        return attached.content(piece.offset, num_bytes) if attached is not None else b""
+    def _content(self, entry: TensorEntry, piece: Piece) -> Content:
+        attached = self.attached[piece.place]
+        assert attached is not None, "the plan has no range of it"
+        return attached.content(piece.offset, entry.num_bytes(piece))
 
 
-def _together(entry: TensorEntry, pieces: Sequence[tuple[Piece, Buffer]]) -> np.ndarray:
+def _together(entry: TensorEntry, pieces: Sequence[tuple[Piece, Content]]) -> np.ndarray:
     kind = STORAGE[ITEM_BYTES[entry.dtype]]
     whole = np.empty(entry.shape, kind)
     for piece, content in pieces:
         inside = tuple(slice(first, last) for first, last in piece.box)
-        whole[inside] = np.frombuffer(content, kind).reshape(piece.shape) if math.prod(piece.shape) else 0
+        host = b"".join(_host_parts(content)) if isinstance(content, DeviceBytes) else content
+        whole[inside] = np.frombuffer(host, kind).reshape(piece.shape)
     return whole
 
 
-def _checksum(content: Buffer) -> str:
-    return xxhash.xxh3_64_hexdigest(content)
+def _checksum(content: Content) -> str:
+    if not isinstance(content, DeviceBytes):
+        return xxhash.xxh3_64_hexdigest(content)
+    checksum = xxhash.xxh3_64()
+    for part in _host_parts(content):
+        checksum.update(part)
+    return checksum.hexdigest()
+
+
+def _host_parts(content: DeviceBytes) -> Iterator[np.ndarray]:
+    """What lies on a GPU, copied to main memory a part at a time."""
+    from beamline.weights.cuda import host_parts
+
+    return host_parts(content)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -22,6 +23,20 @@ type Box = tuple[tuple[int, int], ...]
 """Start and stop in every dimension."""
 
 
+class DeviceArray(Protocol):
+    """An array on a GPU, such as a torch tensor, which need not be contiguous."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def ndim(self) -> int: ...
+    @property
+    def itemsize(self) -> int: ...
+    @property
+    def __cuda_array_interface__(self) -> Any: ...
+    def __getitem__(self, key: Any, /) -> Any: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
     """A box of a tensor, as one rank of the owner has it.
@@ -37,8 +52,8 @@ class Shard:
     """Of the whole tensor."""
     start: tuple[int, ...]
     """Where the box begins, in every dimension."""
-    values: np.ndarray
-    """The box: any strides, elements of the dtype's size."""
+    values: np.ndarray | DeviceArray
+    """The box: any strides, elements of the dtype's size. On a GPU for `cuda_ipc` alone."""
     group: str = ""
     """What kind of tensor it is, such as "router"."""
 
@@ -56,14 +71,14 @@ class Shard:
             )
 
     @classmethod
-    def whole(cls, name: str, dtype: str, values: np.ndarray, group: str = "") -> "Shard":
+    def whole(cls, name: str, dtype: str, values: np.ndarray | DeviceArray, group: str = "") -> "Shard":
         """A tensor that is not shared out."""
-        return cls(
-            name=name, dtype=dtype, shape=values.shape, start=(0,) * values.ndim, values=values, group=group
-        )  # fmt: skip
+        start = (0,) * values.ndim
+        return cls(name=name, dtype=dtype, shape=tuple(values.shape), start=start, values=values, group=group)
 
     def cut(self, dim: int, parts: int) -> Iterator["Shard"]:
-        """Cut at the tensor's `parts` equal parts along a dimension; as it is where they are not equal."""
+        """Cut at the tensor's `parts` equal parts along a dimension, from 0; as it is where they are not equal."""
+        assert 0 <= dim < max(1, len(self.shape)), f"tensor {self.name} of {list(self.shape)} has no dimension {dim}"
         size = self.shape[dim] if self.shape else 0
         if parts == 1 or size == 0 or size % parts:
             yield self
@@ -77,6 +92,18 @@ class Shard:
             yield replace(self, start=start, values=self.values[inside])
 
 
+def on_host(shard: Shard) -> np.ndarray:
+    """Its values, for a transport through main memory. Raises WeightError: they lie on a GPU."""
+    if not isinstance(shard.values, np.ndarray):
+        raise WeightError(f"tensor {shard.name} lies on a GPU: copy it to main memory, or use transport cuda_ipc")
+    return shard.values
+
+
 def num_bytes(dtype: str, shape: Sequence[int]) -> int:
     """Of a tensor or a box."""
     return math.prod(shape) * ITEM_BYTES[dtype]
+
+
+def common(one: Box, other: Box) -> int:
+    """Elements that two boxes of a tensor have in common. Raises ValueError: one has more dimensions."""
+    return math.prod(max(0, min(b, d) - max(a, c)) for (a, b), (c, d) in zip(one, other, strict=True))

@@ -5,13 +5,24 @@ and lets go behind a fence. `shm`, `cuda_ipc`, `nixl` and `checkpoint` implement
 """
 
 from collections.abc import Buffer, Iterable, Sequence
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from beamline.weights.manifest import Place, WeightManifest
 from beamline.weights.tensors import Shard
 
 type Range = tuple[int, int]
 """Offset in a place, and number of bytes."""
+
+
+@runtime_checkable
+class DeviceBytes(Protocol):
+    """Bytes on a GPU: a read-only array of uint8."""
+
+    @property
+    def __cuda_array_interface__(self) -> Any: ...
+
+
+type Content = Buffer | DeviceBytes
 
 
 class Owner(Protocol):
@@ -30,7 +41,7 @@ class Owner(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of everything; nothing of it is left."""
+        """Let go of everything; nothing of it is left. A second call does nothing."""
         ...
 
 
@@ -45,8 +56,8 @@ class Attached(Protocol):
         """
         ...
 
-    def content(self, offset: int, num_bytes: int) -> Buffer:
-        """Bytes inside one of the ranges; on a GPU a thing with `__cuda_array_interface__`. Valid until `fence`."""
+    def content(self, offset: int, num_bytes: int) -> Content:
+        """Bytes inside one of the ranges, read-only. Valid until `fence`."""
         ...
 
     def fence(self) -> None:
