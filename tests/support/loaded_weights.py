@@ -1,5 +1,6 @@
 """What the ranks of a real engine have in their parameters, read back before it is packed for the device."""
 
+import ctypes
 from collections.abc import Mapping
 from functools import wraps
 from typing import Any
@@ -16,6 +17,9 @@ from beamline.rollout.rank_weights import tensors_of
 from beamline.rollout.weight_loader import needs_of
 from beamline.weights.tensors import Box
 
+PAGE_BYTES = 4096
+_libc = ctypes.CDLL(None)
+
 
 class WatchedWorker(EngineWorker):
     """Reads back what it loads, once it is told to; loads as any other otherwise."""
@@ -27,6 +31,15 @@ class WatchedWorker(EngineWorker):
     def held_dtypes(self) -> dict[str, str]:
         """In which it holds them."""
         return {name: need.dtype for name, need in needs_of(self.model_runner.model).items()}
+
+    def lock_cache(self, num_pages: int) -> None:
+        """Lock the last pages of the key-value cache into memory, which nothing can then give back; 0 unlocks them."""
+        last = self.model_runner.kv_caches[-1].untyped_storage()
+        end = (last.data_ptr() + last.nbytes()) // PAGE_BYTES * PAGE_BYTES
+        change = _libc.mlock if num_pages else _libc.munlock
+        num_bytes = (num_pages or self._num_locked) * PAGE_BYTES
+        assert change(ctypes.c_void_p(end - num_bytes), ctypes.c_size_t(num_bytes)) == 0
+        self._num_locked = num_pages
 
     def activate_watched(self) -> list[tuple[str, Box, str]]:
         """`beamline_activate`; says of every box that was loaded what its place in a parameter then held."""

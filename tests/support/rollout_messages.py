@@ -2,7 +2,7 @@
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -54,17 +54,30 @@ def phase(name: m.PhaseName, *, sequence: int, granted: bool) -> m.Phase:
 
 
 def export(folder: Path, version: int, tensors: Mapping[str, np.ndarray], parts: int = 1) -> WeightManifest:
-    """A policy in shared memory, from the one owner of its folder, until `close_owners`.
+    """A policy in shared memory, until `close_owners`; in a folder, policies of the same tensors have one owner.
 
     Args:
         tensors: float64 ones are exported as float32.
         parts: in which each tensor lies, along the dimension that tensor-parallel ranks share out.
     """
-    if folder not in _owners:
-        _owners[folder] = ShmOwner(Path(tempfile.mkdtemp(prefix="beamline-", dir=SOCKETS)) / "owner.sock")
-    owner = _owners[folder]
+    key = (folder, parts, tuple((name, array.shape, array.dtype.name) for name, array in tensors.items()))
+    if key not in _owners:
+        _owners[key] = ShmOwner(Path(tempfile.mkdtemp(prefix="beamline-", dir=SOCKETS)) / "owner.sock")
+    owner = _owners[key]
     owner.export(version, _shards(tensors, parts))
     return merge([owner.describe()])
+
+
+def damage(manifest: WeightManifest, name: str) -> None:
+    """Flip a bit in the memory where a tensor of an exported policy lies."""
+    entry = next(entry for entry in manifest.tensors if entry.name == name)
+    owner = next(one for one in _owners.values() if str(one._server.path) == manifest.places[0].socket)
+    owner._pool._versions[manifest.policy_version]._bytes[entry.pieces[0].offset + 1] ^= 1
+
+
+def num_readers() -> int:
+    """Of all that is exported."""
+    return sum(owner.num_readers for owner in _owners.values())
 
 
 def close_owners() -> None:
@@ -83,4 +96,4 @@ def _shards(tensors: Mapping[str, np.ndarray], parts: int) -> Iterator[Shard]:
         yield from Shard.whole(name, values.dtype.name, values).cut(dim, parts)
 
 
-_owners: dict[Path, ShmOwner] = {}
+_owners: dict[Hashable, ShmOwner] = {}

@@ -101,6 +101,18 @@ async def engine(model: Model, start: Start) -> AsyncIterator[Engine]:
         yield running
 
 
+@pytest.fixture(scope="session", params=["tensor_parallel", "pipeline_parallel"])
+def layout(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def ranks(layout: str, model: Model, start: Start) -> AsyncIterator[Engine]:
+    """An engine of two ranks that can lose rows, with the reference weights as policy 0."""
+    async with start(model.path, worker="rollout_lossy_worker.LossyWorker", **{layout: 2}) as running:
+        yield running
+
+
 @pytest.fixture(autouse=True)
 def exported_weights() -> Iterator[None]:
     """Weights that a test exports are gone after it."""

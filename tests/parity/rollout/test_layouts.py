@@ -1,12 +1,10 @@
 """Two ranks, by tensor or by pipeline, are one engine: log-probabilities, routes, policies and memory are the same."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-import pytest_asyncio
 
 from beamline.protocol import messages as m
 from beamline.protocol.blobs import RoutedExperts, VersionSpan, decode_blob
@@ -19,18 +17,6 @@ from tiny_engines import assert_prefix, load, routes_of
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 TOLERANCE = 1e-4
-
-
-@pytest.fixture(scope="session", params=["tensor_parallel", "pipeline_parallel"])
-def layout(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def ranks(layout: str, model, start) -> AsyncIterator:
-    """An engine of two ranks that can lose rows, with the reference weights as policy 0."""
-    async with start(model.path, worker="rollout_lossy_worker.LossyWorker", **{layout: 2}) as running:
-        yield running
 
 
 async def scores(engine, model) -> np.ndarray:
@@ -123,7 +109,7 @@ async def test_a_stage_without_rows_fails_its_group_by_name_and_the_next_is_serv
     bench = Bench(ranks, tmp_path, shape=shape)
     ref = await bench.blobs.put("policy", "weight_manifest", export(tmp_path, 0, model.tensors()).encode())
     tokens, logprobs = (model.reference[name][0].tolist() for name in ("tokens", "logprobs"))
-    await bench.worker.on_policy(policy_update(0, ref, m.Canary(tokens=tokens, logprobs=logprobs)))
+    await bench.serve(policy_update(0, ref, m.Canary(tokens=tokens, logprobs=logprobs)))
     group = prompt_group(tokens[:70], seeds=[1, 2], max_tokens=8)
     expected = await ranks.generate(group)
     for fault in LOST[layout]:

@@ -1,14 +1,18 @@
 """A live engine changes its policy in place: as if it had been started on the new weights, and back without a trace."""
 
 import asyncio
+import socket
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from beamline.protocol.blobs import VersionSpan
 from beamline.protocol.errors import WeightError
-from rollout_messages import export, prompt_group
+from beamline.weights.manifest import WeightManifest
+from loaded_weights import PAGE_BYTES
+from rollout_messages import SOCKETS, close_owners, damage, export, num_readers, prompt_group
 from tiny_engines import assert_same, load, routes_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -76,28 +80,106 @@ async def test_samples_under_way_go_on_under_the_new_policy_and_say_where_it_beg
     await load(engine, own)
 
 
-@pytest.mark.parametrize("fault", ["damaged", "unknown", "missing", "shape"])
+async def test_ten_flips_between_two_policies_leave_no_trace(engine, model, own, other) -> None:
+    group = prompt_group(model.reference["tokens"][0][:64].tolist(), seeds=[1, 2], max_tokens=8)
+    before, completions = await scores(engine, model), await engine.generate(group)
+    await load(engine, other)
+    others = await scores(engine, model)
+    for _ in range(10):
+        await load(engine, own)
+        assert np.array_equal(await scores(engine, model), before)
+        await load(engine, other)
+        assert np.array_equal(await scores(engine, model), others)
+    await load(engine, own)
+    assert_same(await engine.generate(group), completions)
+
+
+NORM, ROUTER = "model.norm.weight", "model.layers.2.mlp.gate.weight"
+
+
+def refused_weights(tensors: dict[str, np.ndarray], folder: Path, fault: str) -> WeightManifest:
+    """Another policy, with one fault."""
+    match fault:
+        case "unknown":
+            tensors["model.norms.weight"] = tensors[NORM]
+        case "missing":
+            del tensors[NORM]
+        case "shape":
+            tensors[NORM] = tensors[NORM][:-1]
+        case "integers":
+            tensors[NORM] = tensors[NORM].astype(np.int8)
+        case "no float":
+            tensors[NORM] = tensors[NORM].astype(np.bool_)
+    manifest = export(folder, 9, tensors)
+    if fault == "damaged":
+        damage(manifest, NORM)
+    elif fault == "gone":
+        export(folder, 10, tensors)
+        export(folder, 11, tensors)
+    elif fault == "no owner":
+        close_owners()
+    return manifest
+
+
+REFUSALS = {
+    "damaged": rf"rank 0 of 1: policy 9: tensor {NORM} has checksum [0-9a-f]+, expected [0-9a-f]+",
+    "unknown": r"policy 9: tensor model\.norms\.weight is unknown to the model; the nearest it has is model\.norm\.",
+    "missing": rf"policy 9: tensor {NORM} is missing, one of 1: export the whole model",
+    "shape": rf"policy 9: tensor {NORM} has shape \[127\], the model's is \[128\]",
+    "integers": rf"rank 0 of 1: policy 9: tensor {NORM} is int8, the engine holds float32: export it in",
+    "no float": rf"rank 0 of 1: policy 9: tensor {NORM} is bool, the engine holds float32",
+    "gone": "rank 0 of 1: policy 9: .* refuses its weights: the policies that are kept are 10, 11",
+    "no owner": "rank 0 of 1: policy 9: cannot get its weights from .*: ",
+}
+
+
+@pytest.mark.parametrize("fault", REFUSALS)
 async def test_refused_weights_change_nothing(engine, model, tmp_path: Path, fault: str) -> None:
     before = await scores(engine, model)
-    tensors = model.tensors(other=True)
-    name = "model.norm.weight"
-    if fault == "unknown":
-        tensors["model.norms.weight"] = tensors[name]
-    elif fault == "missing":
-        del tensors[name]
-    elif fault == "shape":
-        tensors[name] = tensors[name][:-1]
-    manifest = export(tmp_path, 9, tensors)
-    if fault == "damaged":
-        entry = next(entry for entry in manifest.tensors if entry.name == name)
-        content = bytearray(Path(manifest.segment).read_bytes())
-        content[entry.offset + 1] ^= 1
-        Path(manifest.segment).write_bytes(content)
-    with pytest.raises(WeightError, match="norm"):
-        await engine.load_weights(manifest, 9)
+    group = prompt_group([5, 6, 7], seeds=[1], max_tokens=4)
+    completions = await engine.generate(group)
+    manifest = refused_weights(model.tensors(other=True), tmp_path, fault)
+    with pytest.raises(WeightError, match=REFUSALS[fault]):
+        await engine.stage_weights(manifest)
+    assert num_readers() == 0
+    with pytest.raises(WeightError, match="no policy is staged"):
+        await engine.activate_weights()
     assert np.array_equal(await scores(engine, model), before)
-    (completion,) = await engine.generate(prompt_group([5, 6, 7], seeds=[1], max_tokens=4))
-    assert completion.version_spans == [VersionSpan(0, 0, len(completion.tokens))]
+    assert_same(await engine.generate(group), completions)
+
+
+async def test_a_staged_policy_changes_nothing_until_it_is_activated_and_can_be_dropped(
+    engine, model, own, other, tmp_path: Path
+) -> None:
+    before = await scores(engine, model)
+    await engine.stage_weights(other)
+    assert num_readers() == 1
+    assert np.array_equal(await scores(engine, model), before)
+    await engine.drop_staged()
+    await engine.drop_staged()
+    with pytest.raises(WeightError, match="no policy is staged"):
+        await engine.activate_weights()
+    await engine.stage_weights(other)
+    await engine.stage_weights(own)
+    await engine.activate_weights()
+    assert np.array_equal(await scores(engine, model), before)
+    assert num_readers() == 0
+
+
+async def test_samples_go_on_while_a_policy_is_fetched_from_an_owner_that_does_not_answer(
+    engine, model, other, tmp_path: Path
+) -> None:
+    path = SOCKETS / f"{tmp_path.name[-20:]}.sock"
+    with socket.socket(socket.AF_UNIX) as owner:
+        owner.bind(str(path))
+        owner.listen()
+        place = msgspec.structs.replace(other.places[0], socket=str(path))
+        staging = asyncio.create_task(engine.stage_weights(msgspec.structs.replace(other, places=[place])))
+        await engine.generate(prompt_group([5, 6, 7], seeds=[1], max_tokens=100))
+        assert not staging.done()
+    path.unlink()
+    with pytest.raises(WeightError, match=r"gave no answer|cannot get its weights"):
+        await staging
 
 
 async def test_released_memory_goes_back_to_the_machine_and_sampling_resumes_where_it_was(engine, model, own, other):
@@ -109,9 +191,9 @@ async def test_released_memory_goes_back_to_the_machine_and_sampling_resumes_whe
     group = prompt_group(prompt, seeds=[1, 2], max_tokens=24)
     expected = await engine.generate(group)
     report = await engine.release_memory()
-    assert report.freed_bytes > 24 << 20, report
+    assert report.freed_bytes > 24 << 20 and report.kept_bytes == 0, report
     again = await engine.release_memory()
-    assert again.freed_bytes == 0 and again.after_bytes <= report.after_bytes + (1 << 20)
+    assert again.freed_bytes == 0 and again.kept_bytes == 0 and again.after_bytes <= report.after_bytes + (1 << 20)
     await load(engine, other)
     await load(engine, own)
     assert np.array_equal(await scores(engine, model), before), "the canary is scored while memory is released"
@@ -136,3 +218,13 @@ async def test_samples_under_way_while_memory_is_released_keep_tokens_and_routes
     for mine, theirs in zip(await long, expected, strict=True):
         assert mine.tokens == theirs.tokens
         assert np.array_equal(routes_of(mine), routes_of(theirs))
+
+
+async def test_memory_that_is_not_given_back_is_counted(engine, model) -> None:
+    await engine._call("lock_cache", 5)
+    assert (await engine.release_memory()).kept_bytes == 5 * PAGE_BYTES
+    assert (await engine.release_memory()).kept_bytes == 5 * PAGE_BYTES
+    await engine._call("lock_cache", 0)
+    await engine.restore_memory()
+    assert (await engine.release_memory()).kept_bytes == 0
+    await engine.restore_memory()

@@ -9,6 +9,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,11 @@ from beamline.rollout.engine import Completion, Engine
 from beamline.rollout.pack import pack_routed_experts, pack_trajectories
 from beamline.runtime.request_program import serve
 from beamline.runtime.sample_files import write_index
-from beamline.weights.shm import NamedTensor, ShmExporter
+from beamline.weights.manifest import WeightManifest, merge
+from beamline.weights.shm import ShmOwner
+from beamline.weights.tensors import STORAGE, Shard
 
 MANIFEST = "manifest.bin"
-SHARED_MEMORY = Path("/dev/shm")
 
 
 async def sample(request: SampleRequest, folder: Path) -> None:
@@ -38,9 +40,9 @@ async def sample(request: SampleRequest, folder: Path) -> None:
     model_path = Path(request.model)
     engine = await _start(request, model_path)
     try:
-        with tempfile.TemporaryDirectory(prefix="beamline-doctor-", dir=SHARED_MEMORY) as segment:
-            manifest = ShmExporter(Path(segment)).export(request.policy_version, tensors_of(model_path))
-            await engine.load_weights(manifest, request.policy_version)
+        with exported(model_path, request.policy_version) as manifest:
+            await engine.stage_weights(manifest)
+            await engine.activate_weights()
         completions = await asyncio.gather(*(engine.generate(group) for group in request.groups))
     finally:
         await engine.close()
@@ -61,7 +63,19 @@ async def sample(request: SampleRequest, folder: Path) -> None:
     )
 
 
-def tensors_of(model_path: Path) -> Iterator[NamedTensor]:
+@contextmanager
+def exported(model_path: Path, policy_version: int) -> Iterator[WeightManifest]:
+    """A directory's tensors in shared memory, as a policy. Raises WeightError."""
+    with tempfile.TemporaryDirectory(prefix="beamline-doctor-") as folder:
+        owner = ShmOwner(Path(folder) / "weights.sock")
+        try:
+            owner.export(policy_version, tensors_of(model_path))
+            yield merge([owner.describe()])
+        finally:
+            owner.close()
+
+
+def tensors_of(model_path: Path) -> Iterator[Shard]:
     """Every tensor of a directory as its file has it, one at a time."""
     import torch
     from safetensors import safe_open
@@ -71,7 +85,8 @@ def tensors_of(model_path: Path) -> Iterator[NamedTensor]:
             for name in file.keys():  # noqa: SIM118  it is no mapping
                 tensor = file.get_tensor(name).contiguous()
                 kind = str(tensor.dtype).removeprefix("torch.")
-                yield name, kind, list(tensor.shape), tensor.view(-1).view(torch.uint8).numpy()
+                bits = tensor.view(-1).view(torch.uint8).numpy().view(STORAGE[tensor.element_size()])
+                yield Shard.whole(name, kind, bits.reshape(tensor.shape))
 
 
 async def _start(request: SampleRequest, model_path: Path) -> Engine:
