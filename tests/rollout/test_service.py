@@ -5,7 +5,8 @@ import os
 import re
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -23,7 +24,11 @@ from beamline.runtime.nats_bus import NatsBus
 from beamline.runtime.nats_server import NatsServer
 from beamline.runtime.run_files import read_config, write_config
 from beamline.runtime.shm_blobs import ShmBlobStore, shm_root, sweep
+from beamline.weights.checkpoint import CheckpointOwner
+from beamline.weights.manifest import CheckpointPlace, WeightManifest, merge
+from beamline.weights.tensors import Shard
 from brokers import SUBJECTS, Tasks
+from rollout_bench import closed, opened
 from rollout_messages import export, phase, policy_update, prompt_group
 
 REFERENCE = Path(__file__).parents[1] / "parity" / "references" / "tiny-beam.safetensors"
@@ -81,10 +86,21 @@ class Run:
         self.processes.append(process)
         return process
 
-    async def publish_policy(self, version: int, seed_weights: dict[str, np.ndarray], canary: m.Canary) -> None:
-        manifest = export(shm_root(SUBJECTS, self.folder) / "policy-weights", version, seed_weights)
+    async def publish_policy(
+        self, version: int, manifest: WeightManifest, canary: m.Canary, within_s: float = ANSWER_S
+    ) -> m.PolicyPrepared:
+        """As the trainer does; returns what the worker says."""
         ref = await self.blobs.put("policy", "weight_manifest", manifest.encode())
         await self.buses["trainer"].publish(policy_update(version, ref, canary))
+        return await self.coordinator.take(m.PolicyPrepared, within_s)
+
+    async def open_fence(self, version: int, attempt: int = 1) -> m.PolicyLoaded:
+        """As the coordinator does; returns what the worker says."""
+        await self.buses["coordinator"].publish(opened(version, attempt))
+        return await self.coordinator.take(m.PolicyLoaded)
+
+    def exported(self, version: int, weights: dict[str, np.ndarray]) -> WeightManifest:
+        return export(self.folder, version, weights)
 
     async def close(self) -> None:
         for process in self.processes:
@@ -123,6 +139,25 @@ async def run(tmp_path: Path) -> AsyncIterator[Run]:
         await run.close()
 
 
+@contextmanager
+def damaged_policy(folder: Path, version: int, weights: dict[str, np.ndarray]) -> Iterator[WeightManifest]:
+    """A policy in a file of which one byte is wrong inside, and right again afterwards."""
+    owner = CheckpointOwner(folder, rank=0)
+    owner.export(version, [Shard.whole(name, array.dtype.name, array) for name, array in weights.items()])
+    manifest = merge([owner.describe()])
+    (place,), offset = manifest.places, manifest.tensors[0].pieces[0].offset
+    assert isinstance(place, CheckpointPlace)
+
+    def flip() -> None:
+        with open(place.path, "r+b") as file:
+            (before,) = os.pread(file.fileno(), 1, offset)
+            os.pwrite(file.fileno(), bytes([before ^ 1]), offset)
+
+    flip()
+    yield manifest
+    flip()
+
+
 def descendants(process: asyncio.subprocess.Process) -> list[psutil.Process]:
     return psutil.Process(process.pid).children(recursive=True)
 
@@ -140,9 +175,11 @@ async def test_a_worker_serves_policies_groups_and_phases_and_survives_its_own_d
     coordinator = run.buses["coordinator"]
 
     process = await run.start()
-    await run.publish_policy(0, weights, canary)
-    loaded = await run.coordinator.take(m.PolicyLoaded, START_S)
-    assert (loaded.policy_version, loaded.error) == (0, "") and loaded.canary_gap < 1e-4
+    prepared = await run.publish_policy(0, run.exported(0, weights), canary, START_S)
+    assert (prepared.policy_version, prepared.attempt, prepared.error) == (0, 1, "")
+    assert prepared.num_bytes == sum(array.nbytes for array in weights.values())
+    loaded = await run.open_fence(0)
+    assert (loaded.policy_version, loaded.attempt, loaded.error) == (0, 1, "") and loaded.canary_gap < 1e-4
 
     await coordinator.publish(prompt_group(tokens[:40], seeds=[1, 2], max_tokens=16, group_id="g-1"))
     answer = await run.reward.take(m.TrajectoryGroup)
@@ -166,16 +203,18 @@ async def test_a_worker_serves_policies_groups_and_phases_and_survives_its_own_d
     await coordinator.publish(phase(m.PhaseName.TRAIN, sequence=1, granted=False))
     report = await run.coordinator.take(m.LeaseReport)
     assert report.sequence == 1 and report.freed_bytes > 0 and report.resident_bytes > 100 << 20
+    assert report.kept_bytes == 0
 
     tiny.build(tiny.TINY_BEAM, run.folder / "other", seed=8, randomise=True)
-    await run.publish_policy(1, load_file(run.folder / "other" / "model.safetensors"), canary)
-    refused = await run.coordinator.take(m.PolicyLoaded)
+    other = run.exported(1, load_file(run.folder / "other" / "model.safetensors"))
+    assert (await run.publish_policy(1, other, canary)).error == "", "its bytes are those that were exported"
+    refused = await run.open_fence(1)
     assert refused.policy_version == 1 and "canary" in refused.error and refused.canary_gap > 1
     assert "policy 0 is served on" in refused.error
     await coordinator.publish(phase(m.PhaseName.GENERATE, sequence=2, granted=True))
     await coordinator.publish(prompt_group(tokens[:40], seeds=[1], max_tokens=16, group_id="g-5"))
-    await run.publish_policy(2, weights, canary)
-    assert (await run.coordinator.take(m.PolicyLoaded)).error == ""
+    assert (await run.publish_policy(2, run.exported(2, weights), canary)).error == ""
+    assert (await run.open_fence(2)).error == ""
     kept = await run.reward.take(m.TrajectoryGroup)
     assert (kept.group_id, kept.min_policy_version, kept.max_policy_version) == ("g-5", 2, 2), (
         "nothing new is sampled from a policy that a refused one should have replaced"
@@ -185,7 +224,18 @@ async def test_a_worker_serves_policies_groups_and_phases_and_survives_its_own_d
         == decode_blob(Trajectories, await run.blobs.get(kept.trajectories)).tokens.cast("B").cast("i").tolist()
     ), "the same seed under the same weights"
 
-    long = prompt_group(tokens[:40], seeds=list(range(16)), max_tokens=384, group_id="g-3", min_policy_version=2)
+    with damaged_policy(run.folder / "weights", 3, weights) as manifest:
+        damaged = await run.publish_policy(3, manifest, canary)
+        assert re.search(r"policy 3: tensor \S+ has checksum \w+, expected \w+", damaged.error)
+        await coordinator.publish(prompt_group(tokens[:40], seeds=[1], max_tokens=16, group_id="g-6"))
+        assert (await run.reward.take(m.TrajectoryGroup)).max_policy_version == 2, "the old policy is served meanwhile"
+    await coordinator.publish(closed(3, attempt=2))
+    mended = await run.coordinator.take(m.PolicyPrepared)
+    assert (mended.policy_version, mended.attempt, mended.error) == (3, 2, "")
+    loaded = await run.open_fence(3, attempt=2)
+    assert (loaded.policy_version, loaded.attempt, loaded.error) == (3, 2, "") and loaded.canary_gap < 1e-4
+
+    long = prompt_group(tokens[:40], seeds=list(range(16)), max_tokens=384, group_id="g-3", min_policy_version=3)
     await coordinator.publish(prompt_group(tokens[:9], seeds=[1], max_tokens=2, group_id="g-4"))
     await coordinator.publish(long)
     assert (await run.reward.take(m.TrajectoryGroup)).group_id == "g-4"
@@ -196,9 +246,10 @@ async def test_a_worker_serves_policies_groups_and_phases_and_survives_its_own_d
     await assert_gone(children)
 
     second = await run.start()
-    assert (await run.coordinator.take(m.PolicyLoaded, START_S)).policy_version == 2
+    found = await run.coordinator.take(m.PolicyLoaded, START_S)
+    assert (found.policy_version, found.attempt, found.error) == (3, 2, ""), "update and open fence are kept"
     again = await run.reward.take(m.TrajectoryGroup, ANSWER_S)
-    assert (again.group_id, again.min_policy_version) == ("g-3", 2)
+    assert (again.group_id, again.min_policy_version) == ("g-3", 3)
     children = descendants(second)
     second.terminate()
     async with deadline(40, "the service to drain"):
@@ -215,8 +266,9 @@ async def test_a_rank_that_dies_ends_the_service_with_a_plain_message(run: Run) 
     canary = m.Canary(tokens=reference["tokens"][0].tolist(), logprobs=reference["logprobs"][0].tolist())
     run.tasks.start(run.buses["coordinator"].subscribe(SUBJECTS.error(), run.coordinator))
     process = await run.start()
-    await run.publish_policy(0, load_file(run.model / "model.safetensors"), canary)
-    loaded = await run.coordinator.take(m.PolicyLoaded, START_S)
+    manifest = run.exported(0, load_file(run.model / "model.safetensors"))
+    assert (await run.publish_policy(0, manifest, canary, START_S)).error == ""
+    loaded = await run.open_fence(0)
     assert loaded.error == "" and loaded.canary_gap < 1e-4
     children = descendants(process)
     of_the_engine_core = [child for child in children if child.parent() in children]

@@ -9,6 +9,8 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+import msgspec
+
 from beamline.protocol.messages import Fence, Message, PolicyLoaded, PolicyPrepared, PolicyUpdate
 from beamline.rollout.activation import FAILURES, Activated, Activation
 from beamline.rollout.readiness import Readiness
@@ -23,8 +25,10 @@ class Candidate:
     """Of the last try with it; 0 before the first."""
     error: str = ""
     """Why it is neither prepared nor served."""
-    activated: Activated | None = None
-    """Where it is served."""
+    num_bytes: int = 0
+    prepare_s: float = 0.0
+    loaded: PolicyLoaded | None = None
+    """What was said once it was served."""
 
     @property
     def version(self) -> int:
@@ -124,7 +128,7 @@ class PolicySync:
         if fence.attempt > candidate.attempt and candidate.error:
             await self._prepare(candidate, fence.attempt)
         elif fence.attempt > candidate.attempt and not fence.is_open:
-            await self._publish(self._prepared(version, fence.attempt, candidate.error))
+            await self._publish(self._preparation(candidate, fence.attempt))
         candidate.attempt = max(candidate.attempt, fence.attempt)
         if fence.is_open:
             await self._activate(candidate, fence.attempt)
@@ -143,27 +147,35 @@ class PolicySync:
             await self._publish(self._prepared(version, fence.attempt, error))
 
     async def _prepare(self, candidate: Candidate, attempt: int) -> None:
-        started, num_bytes = time.monotonic(), 0
+        started = time.monotonic()
         candidate.attempt, candidate.error = attempt, ""
         try:
-            num_bytes = await self._activation.prepare(candidate.update)
+            candidate.num_bytes = await self._activation.prepare(candidate.update)
         except FAILURES as failure:
             candidate.error = str(failure)
-        seconds = time.monotonic() - started
-        await self._publish(self._prepared(candidate.version, attempt, candidate.error, num_bytes, seconds))
+        candidate.prepare_s = time.monotonic() - started
+        await self._publish(self._preparation(candidate, attempt))
 
     async def _activate(self, candidate: Candidate, attempt: int) -> None:
         """Serve the candidate, unless it is served already or was not prepared."""
-        started, activated = time.monotonic(), candidate.activated
+        if candidate.loaded is not None:
+            await self._publish(msgspec.structs.replace(candidate.loaded, attempt=attempt))
+            return
+        started = time.monotonic()
         if candidate.error:
             activated = Activated(0.0, f"not prepared: {candidate.error}")
-        elif activated is None:
+        else:
             activated = await self._activation.activate(candidate.update)
             candidate.error = activated.error
-            candidate.activated = None if activated.error else activated
-        if activated.error:
-            self._readiness.give_up(candidate.version, activated.error)
-        await self._publish(self._loaded(candidate.version, attempt, time.monotonic() - started, activated))
+        loaded = self._loaded(candidate.version, attempt, time.monotonic() - started, activated)
+        if loaded.error:
+            self._readiness.give_up(candidate.version, loaded.error)
+        else:
+            candidate.loaded = loaded
+        await self._publish(loaded)
+
+    def _preparation(self, candidate: Candidate, attempt: int) -> PolicyPrepared:
+        return self._prepared(candidate.version, attempt, candidate.error, candidate.num_bytes, candidate.prepare_s)
 
     def _prepared(
         self, version: int, attempt: int, error: str, num_bytes: int = 0, prepare_s: float = 0.0
