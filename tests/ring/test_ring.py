@@ -25,7 +25,8 @@ from beamline.protocol.subjects import Subjects
 from beamline.runtime.memory_blobs import MemoryBlobStore
 from beamline.runtime.memory_bus import MemoryBus
 from beamline.runtime.memory_hub import MemoryHub
-from scripted_services import Mishaps, ScriptedReward, ScriptedRollout, ScriptedTrainer, Witness
+from scripted_rollout import ScriptedRollout
+from scripted_services import Mishaps, ScriptedReward, ScriptedTrainer, Witness
 
 RING_DEADLINE_S = 30.0
 NUM_STEPS = 4

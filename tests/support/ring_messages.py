@@ -57,3 +57,72 @@ def failed(group: m.PromptGroup, *, retryable: bool) -> m.GroupFailed:
         text="the engine gave up",
         retryable=retryable,
     )
+
+
+def heartbeat(
+    service: str,
+    worker: str,
+    *,
+    incarnation: str = "a",
+    version: int = -1,
+    state: m.WorkerState = m.WorkerState.READY,
+    rss_bytes: int = 1,
+) -> m.Heartbeat:
+    return m.Heartbeat(
+        service=service,
+        worker=worker,
+        incarnation=incarnation,
+        pid=1,
+        state=state,
+        policy_version=version,
+        in_flight=0,
+        rss_bytes=rss_bytes,
+    )
+
+
+def policy_prepared(
+    worker: str, version: int, *, attempt: int = 1, incarnation: str = "a", error: str = ""
+) -> m.PolicyPrepared:
+    return m.PolicyPrepared(
+        worker=worker,
+        incarnation=incarnation,
+        policy_version=version,
+        attempt=attempt,
+        num_bytes=100,
+        prepare_s=0.25,
+        error=error,
+    )
+
+
+def policy_loaded(
+    worker: str, version: int, *, attempt: int = 1, incarnation: str = "a", error: str = ""
+) -> m.PolicyLoaded:
+    return m.PolicyLoaded(
+        worker=worker,
+        incarnation=incarnation,
+        policy_version=version,
+        attempt=attempt,
+        load_s=0.5,
+        canary_gap=2.0 if error else 1e-6,
+        error=error,
+    )
+
+
+def lease_report(
+    worker: str,
+    sequence: int,
+    *,
+    service: str = "rollout",
+    incarnation: str = "a",
+    freed_bytes: int = 7 << 20,
+    kept_bytes: int = 0,
+) -> m.LeaseReport:
+    return m.LeaseReport(
+        service=service,
+        worker=worker,
+        incarnation=incarnation,
+        sequence=sequence,
+        freed_bytes=freed_bytes,
+        kept_bytes=kept_bytes,
+        resident_bytes=3 << 20,
+    )

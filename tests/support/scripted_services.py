@@ -1,7 +1,8 @@
-"""Rollout, reward and trainer as scripts over any bus: they answer by the rules of the ring, with made-up numbers.
+"""Reward and trainer as scripts over any bus: they answer by the rules of the ring, with made-up numbers.
 
 They obey what the coordinator relies on (gates, versions, leases, redelivery) and fail as their `Mishaps` say. For
-tests of the coordinator alone; the services' own tests and the end-to-end tests run the real ones.
+tests of the coordinator alone, with `scripted_rollout`; the services' own tests and the end-to-end tests run the real
+ones.
 """
 
 import asyncio
@@ -12,8 +13,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from beamline.protocol import messages as m
-from beamline.protocol.blobs import Trajectories, VersionSpan, cumulative, encode_blob, pack_float32, pack_int32
-from beamline.runtime.blob_store import BlobStore
 from beamline.runtime.bus import Bus
 
 
@@ -42,21 +41,6 @@ class Witness:
 
 
 NO_MANIFEST = m.BlobRef(owner="policy", key="manifest", kind="weight_manifest", num_bytes=0, checksum="0" * 16)
-
-
-def trajectories(group: m.PromptGroup, lengths: list[int], version: int) -> Trajectories:
-    total = sum(lengths)
-    return Trajectories(
-        group_id=group.group_id,
-        prompt_tokens=pack_int32(group.prompt_tokens),
-        cu_seqlens=cumulative(lengths),
-        tokens=pack_int32([7] * total),
-        loss_mask=memoryview(bytes([1]) * total),
-        rollout_logprobs=pack_float32([-0.5] * total),
-        finish_reasons=[m.FinishReason.STOP] * len(lengths),
-        version_spans=[[VersionSpan(version, 0, length)] for length in lengths],
-        texts=[f"Answer: {length}" for length in lengths],
-    )
 
 
 class Worker(ABC):
@@ -100,96 +84,6 @@ class Worker(ABC):
                 in_flight=0,
                 rss_bytes=1,
             )
-        )
-
-
-class ScriptedRollout(Worker):
-    service = "rollout"
-
-    def __init__(
-        self,
-        bus: Bus,
-        blobs: BlobStore,
-        name: str,
-        incarnation: int,
-        rng: random.Random,
-        mishaps: Mishaps,
-        *,
-        colocated: bool,
-    ) -> None:
-        super().__init__(bus, name, incarnation)
-        self.blobs, self.rng, self.mishaps, self.colocated = blobs, rng, mishaps, colocated
-        self.open = asyncio.Event()
-        self.newest = -1
-
-    def loops(self) -> list[Awaitable[None]]:
-        if not self.colocated:
-            self.open.set()
-        return [
-            self.bus.work("rollout", self.handle, concurrency=4, gate=self.gate),
-            self.bus.follow(m.Phase, self.phase),
-            self.bus.follow(m.PolicyUpdate, self.load),
-        ]
-
-    async def gate(self) -> None:
-        while not (self.open.is_set() and self.version >= max(self.newest, 0)):
-            await asyncio.sleep(0)
-
-    async def phase(self, phase: m.Phase) -> None:
-        if not self.colocated:
-            return
-        if phase.phase in (m.PhaseName.GENERATE, m.PhaseName.EVALUATE):
-            if phase.granted:
-                self.open.set()
-            return
-        self.open.clear()
-        report = m.LeaseReport(
-            service="rollout",
-            worker=self.name,
-            incarnation=self.incarnation,
-            sequence=phase.sequence,
-            freed_bytes=1,
-            resident_bytes=1,
-        )
-        await self.bus.publish(report)
-
-    async def load(self, update: m.PolicyUpdate) -> None:
-        self.newest = max(self.newest, update.policy_version)
-        await asyncio.sleep(0)
-        self.version = update.policy_version
-        loaded = m.PolicyLoaded(
-            worker=self.name,
-            incarnation=self.incarnation,
-            policy_version=update.policy_version,
-            load_s=0.0,
-            canary_gap=0.0,
-        )
-        await self.bus.publish(loaded)
-        await self.heartbeat()
-
-    async def handle(self, group: m.Message) -> m.Message:
-        assert isinstance(group, m.PromptGroup)
-        first = self.version
-        assert first >= group.min_policy_version, "a worker took a group that asks for a newer policy"
-        for _ in range(self.rng.randint(0, 30)):
-            await asyncio.sleep(0)
-        if self.rng.random() < self.mishaps.failed:
-            return failure(group, "rollout", self.name, retryable=self.rng.random() >= self.mishaps.unmendable)
-        lengths = [self.rng.randint(1, 8) for _ in group.seeds]
-        payload = encode_blob(trajectories(group, lengths, first))
-        return m.TrajectoryGroup(
-            group_id=group.group_id,
-            attempt=group.attempt,
-            purpose=group.purpose,
-            task=group.task,
-            worker=self.name,
-            trajectories=await self.blobs.put(group.group_id, "trajectories", payload),
-            num_prompt_tokens=len(group.prompt_tokens),
-            response_lengths=lengths,
-            finish_reasons=[m.FinishReason.STOP] * len(lengths),
-            min_policy_version=first,
-            max_policy_version=self.version,
-            generate_s=0.01,
         )
 
 
@@ -264,6 +158,7 @@ class ScriptedTrainer(Worker):
                 incarnation=self.incarnation,
                 sequence=phase.sequence,
                 freed_bytes=1,
+                kept_bytes=0,
                 resident_bytes=1,
             )
             await self.bus.publish(report)
@@ -290,16 +185,3 @@ class ScriptedTrainer(Worker):
             stats={"policy/loss": 0.0},
             failed_groups=self.failed,
         )
-
-
-def failure(group: m.PromptGroup, service: str, worker: str, *, retryable: bool) -> m.GroupFailed:
-    return m.GroupFailed(
-        group_id=group.group_id,
-        attempt=group.attempt,
-        purpose=group.purpose,
-        service=service,
-        worker=worker,
-        kind="engine",
-        text="the engine gave up",
-        retryable=retryable,
-    )

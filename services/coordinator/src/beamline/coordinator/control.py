@@ -1,5 +1,7 @@
 """Answers requests from the command line: status, pause, resume, stop."""
 
+import msgspec
+
 from beamline.coordinator.core import Core
 from beamline.coordinator.lease import Lease
 from beamline.protocol import messages as m
@@ -36,6 +38,14 @@ class Control:
             paused=core.paused,
             waiting_for=core.pulse.waiting_for(),
             ledger=core.ledger.counts(),
-            workers=core.roster.workers(),
+            workers=self._workers(),
             metrics=core.metrics,
         )
+
+    def _workers(self) -> list[m.Heartbeat]:
+        """Last heartbeats; a worker that is left out of a policy waits for a later one, and here is why."""
+        left_out = self._core.roster.left_out()
+        return [
+            msgspec.structs.replace(worker, waiting_for=left_out.get(worker.worker, worker.waiting_for))
+            for worker in self._core.roster.workers()
+        ]

@@ -17,6 +17,7 @@ from beamline.coordinator.control import Control
 from beamline.coordinator.core import Core
 from beamline.coordinator.drawing import Drawing
 from beamline.coordinator.evaluator import Evaluator
+from beamline.coordinator.fence import FenceKeeper
 from beamline.coordinator.inbox import Inbox
 from beamline.coordinator.lease import Lease
 from beamline.coordinator.readiness import Readiness
@@ -41,6 +42,7 @@ class Coordinator:
         self.recorder = recorder
         self.inbox = Inbox(core, admission, evaluator)
         self.ready = Readiness(core)
+        self.fence = FenceKeeper(core)
         self.drawing = Drawing(core, lambda: self.when(self.ledger.next_batch, self.ready.missing_groups))
         self.clock = PhaseClock()
 
@@ -89,13 +91,10 @@ class Coordinator:
         return update
 
     async def sync(self, update: m.PolicyUpdate) -> None:
-        """Wait until every live worker serves the new policy."""
+        """Take the new policy through the workers; it goes on without those that cannot serve it."""
         with self.clock.phase("sync"):
             await self.enter(m.PhaseName.SYNC)
-            await self.when(
-                lambda: self.ready.loaded(update.policy_version),
-                lambda: f"every rollout worker to load policy {update.policy_version}",
-            )
+            await self.fence.let_through(update.policy_version)
             self.ledger.record_loaded(update.policy_version)
 
     async def report(self, drawn: list[m.ScoredGroup], update: m.PolicyUpdate) -> None:
@@ -104,9 +103,8 @@ class Coordinator:
         values["timing/step"] = self.clock.total()
         values |= {f"ledger/{name}": float(count) for name, count in self.ledger.counts().items()}
         values |= self.admission.data_metrics()
-        values |= {f"sync/canary_gap/{worker}": gap for worker, gap in self.core.roster.canary_gaps.items()}
-        values |= {f"resources/freed_bytes/{w}": float(n) for w, n in self.core.roster.freed_bytes().items()}
-        values |= {f"resources/rss_bytes/{w.worker}": float(w.rss_bytes) for w in self.core.roster.workers()}
+        values |= self.core.roster.sync_values(update.policy_version)
+        values |= self.core.roster.memory_values()
         values |= throughput(values)
         self.core.metrics = values
         self.recorder.record_step(update.step, values)
@@ -143,10 +141,15 @@ class Coordinator:
         self.recorder.record_step(self.ledger.step, self.clock.spent())
 
     async def start(self) -> None:
-        """Wait until every service is alive and every worker serves the policy that the journal ends with."""
+        """Wait until every service is alive, then take the newest policy through the workers, perhaps once more.
+
+        It is the journal's last one, or that of the step under way, which was trained while no coordinator listened.
+        """
         await self.admission.republish()
         deadline_s = self.core.config.coordinator.start_deadline_s
         await self.core.pulse.when(lambda: not self.ready.missing_services(), self.ready.missing_services, deadline_s)
+        newest = await self.when(lambda: self.ready.update(self.ledger.step), lambda: "the trainer's policy")
+        await self.fence.let_through(newest.policy_version)
         self.ledger.record_loaded(self.ledger.step)
         self.core.pulse.beat()
 

@@ -32,6 +32,10 @@ class Inbox:
                 pass  # a second answer: the ledger has the first, or the group's end
             case m.GroupFailed():
                 await self._admission.fail(message)
+            case m.PolicyPrepared():
+                if message.error:
+                    log.error("%s: %s", message.worker, message.error)
+                core.roster.record_prepared(message)
             case m.PolicyLoaded():
                 if message.error:
                     log.error("%s: %s", message.worker, message.error)

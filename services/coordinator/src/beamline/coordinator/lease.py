@@ -1,10 +1,11 @@
 """Phases as a lease on device memory: colocated services take turns, disaggregated ones never wait."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol
 
 from beamline.coordinator.roster import Roster
-from beamline.protocol.messages import Phase, PhaseName
+from beamline.protocol.errors import BeamlineError, DeadlineExceeded
+from beamline.protocol.messages import Heartbeat, LeaseReport, Phase, PhaseName
 
 HOLDERS = {
     PhaseName.START: "",
@@ -17,6 +18,19 @@ HOLDERS = {
 }
 """Who has the device memory in which phase."""
 
+MENDS = {
+    "rollout": "Give the services devices of their own (run.placement=disaggregated), a smaller cache "
+    "(rollout.engine.kv_cache_mib), or more time (coordinator.lease_deadline_s)",
+    "trainer": "Give the services devices of their own (run.placement=disaggregated), smaller micro-batches "
+    "(trainer.max_tokens_per_micro_batch), or more time (coordinator.lease_deadline_s)",
+}
+"""By the service that did not release."""
+
+MIB = 1 << 20
+TOLERANCE_BYTES, TOLERANCE_SHARE = MIB, 0.01
+"""Of what was freed, so much may stay: memory is given back in whole pages, and an allocator keeps an arena's last
+ones. The next holder loses no more by it than by the noise of its own allocations."""
+
 type Publish = Callable[[Phase], Awaitable[None]]
 type When = Callable[[Callable[[], bool], Callable[[], str]], Awaitable[object]]
 """Wait until a condition over the coordinator's state holds; the text says what is awaited."""
@@ -28,7 +42,7 @@ class Lease(Protocol):
     phase: PhaseName
 
     async def acquire(self, phase: PhaseName, step: int, policy_version: int) -> None:
-        """Enter a phase: returns when its holder may start."""
+        """Enter a phase: returns when its holder may start. Raises BeamlineError where devices are not released."""
         ...
 
     @property
@@ -62,7 +76,7 @@ class ColocatedLease:
 
     Args:
         publish: sends a Phase to all.
-        when: waits on the coordinator's state.
+        when: waits on the coordinator's state, at most `coordinator.lease_deadline_s`.
         roster: collects the reports.
         now: monotonic clock in seconds.
         holder: who held the devices before this process ("" for nobody).
@@ -89,7 +103,7 @@ class ColocatedLease:
         holder = HOLDERS[phase]
         if holder and self._holder not in ("", holder):
             await self._send(phase, step, policy_version, granted=False)
-            await self._released(self._holder, self._sequence - 1, phase)
+            await self._released(self._holder, holder, self._sequence - 1, phase)
         self._holder = holder
         self.phase = phase
         await self._send(phase, step, policy_version, granted=True)
@@ -103,8 +117,53 @@ class ColocatedLease:
         self._sequence += 1
         await self._publish(message)
 
-    async def _released(self, service: str, sequence: int, phase: PhaseName) -> None:
-        await self._when(
-            lambda: self._roster.released(service, sequence, self._now()),
-            lambda: f"every {service} worker to release its device memory before phase {phase}",
-        )
+    async def _released(self, former: str, holder: str, sequence: int, phase: PhaseName) -> None:
+        """Wait until the former holder's live workers have reported, and check what they did.
+
+        Raises BeamlineError with both sides' numbers.
+        """
+
+        def silent() -> list[Heartbeat]:
+            return [w for w in self._alive(former) if self._roster.release_of(w, sequence) is None]
+
+        late = ""
+        try:
+            await self._when(
+                lambda: not silent(),
+                lambda: f"{_names(silent())} to release device memory before phase {phase}",
+            )
+        except DeadlineExceeded as waited:
+            late = f"{waited} (coordinator.lease_deadline_s)"
+        reports = {worker: self._roster.release_of(worker, sequence) for worker in self._alive(former)}
+        keeping = [worker for worker, report in reports.items() if report is not None and not is_honoured(report)]
+        if late or keeping:
+            broken = late or f"{_names(keeping)} kept device memory that {holder} needs in phase {phase}"
+            sides = [*map(_former_side, reports, reports.values()), *map(_waiting_side, self._alive(holder))]
+            raise BeamlineError(f"the lease was not honoured: {broken}. {'; '.join(sides)}. {MENDS[former]}")
+
+    def _alive(self, service: str) -> list[Heartbeat]:
+        return self._roster.alive(service, self._now())
+
+
+def is_honoured(report: LeaseReport) -> bool:
+    """Whether a worker gave back what it had to, up to the tolerance."""
+    return report.kept_bytes <= max(TOLERANCE_BYTES, TOLERANCE_SHARE * report.freed_bytes)
+
+
+def _names(workers: Iterable[Heartbeat]) -> str:
+    return ", ".join(worker.worker for worker in workers)
+
+
+def _former_side(worker: Heartbeat, report: LeaseReport | None) -> str:
+    if report is None:
+        return f"{worker.worker}: no report, {_mib(worker.rss_bytes)} resident at its last heartbeat"
+    figures = f"freed {_mib(report.freed_bytes)}, kept {_mib(report.kept_bytes)}"
+    return f"{worker.worker}: {figures}, {_mib(report.resident_bytes)} resident"
+
+
+def _waiting_side(worker: Heartbeat) -> str:
+    return f"{worker.worker} waits: {_mib(worker.rss_bytes)} resident at its last heartbeat"
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / MIB:.1f} MiB"

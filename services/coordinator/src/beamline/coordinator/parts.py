@@ -17,7 +17,7 @@ async def make_lease(core: Core) -> Lease:
     if core.config.run.placement is Placement.DISAGGREGATED:
         return GrantedLease(core.bus.publish, first_sequence)
     last = await core.bus.last(Phase)
-    deadline_s = core.config.coordinator.step_deadline_s
+    deadline_s = core.config.coordinator.lease_deadline_s
     return ColocatedLease(
         core.bus.publish,
         lambda condition, waiting_for: core.pulse.when(condition, waiting_for, deadline_s),

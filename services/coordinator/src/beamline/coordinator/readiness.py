@@ -3,7 +3,6 @@
 import time
 
 from beamline.coordinator.core import Core
-from beamline.protocol.errors import BeamlineError
 from beamline.protocol.messages import CheckpointSaved, PolicyUpdate
 
 
@@ -18,11 +17,6 @@ class Readiness:
         update = self._core.update
         return update if update and update.step >= step else None
 
-    def loaded(self, policy_version: int) -> bool:
-        """Whether the version is served everywhere. Raises BeamlineError when every worker refused it."""
-        self._check_refusals(policy_version, at_least=1)
-        return self._core.roster.loaded_everywhere(policy_version, time.monotonic())
-
     def saved(self) -> CheckpointSaved | None:
         """The last step's checkpoint, once it is complete."""
         saved = self._core.state.saved
@@ -34,21 +28,13 @@ class Readiness:
         return f"{need - ledger.num_fresh()} of {need} groups of step {ledger.step + 1} from rollout and reward"
 
     def missing_services(self) -> str:
-        """What a start still lacks; empty when everyone is there. Raises BeamlineError as `loaded` does."""
-        roster, now, version = self._core.roster, time.monotonic(), self._core.ledger.step
+        """What a start still lacks; empty when everyone is there."""
+        roster, now, step = self._core.roster, time.monotonic(), self._core.ledger.step
         replicas = self._core.config.rollout.replicas
         missing = [f"a heartbeat of {name}" for name in ("reward", "trainer") if not roster.alive(name, now)]
-        if self._core.update is None:
-            missing.append("the trainer's first policy")
-        if not roster.loaded_everywhere(version, now, at_least=replicas):
-            self._check_refusals(version, at_least=replicas)
-            served = {worker.worker: roster.served_version(worker) for worker in roster.alive("rollout", now)}
-            missing.append(f"{replicas} rollout workers with policy {version} (now {served})")
+        if self.update(step) is None:
+            missing.append("the trainer's first policy" if step == 0 else f"policy {step} of the trainer")
+        started = [worker.worker for worker in roster.started("rollout", now)]
+        if len(started) < replicas:
+            missing.append(f"{replicas} rollout workers to start (now {started})")
         return ", ".join(missing)
-
-    def _check_refusals(self, policy_version: int, at_least: int) -> None:
-        roster = self._core.roster
-        names = [worker.worker for worker in roster.alive("rollout", time.monotonic())]
-        refusals = roster.refusals(policy_version)
-        if len(names) >= at_least and all(name in refusals for name in names):
-            raise BeamlineError(f"no rollout worker could load policy {policy_version}: {refusals}")
