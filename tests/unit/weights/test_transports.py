@@ -12,6 +12,7 @@ import pytest
 from beamline.protocol.errors import WeightError
 from beamline.weights.choice import owner_of
 from beamline.weights.manifest import CheckpointPlace, WeightManifest, merge
+from beamline.weights.nixl import NixlOwner
 from beamline.weights.shm import ShmOwner
 from beamline.weights.staging import Stage
 from beamline.weights.tensors import Shard
@@ -33,6 +34,11 @@ def flip_in_memory(owner: Owner, manifest: WeightManifest, offset: int) -> None:
     owner._pool._versions[manifest.policy_version]._bytes[offset] ^= 1
 
 
+def flip_in_registered(owner: Owner, manifest: WeightManifest, offset: int) -> None:
+    assert isinstance(owner, NixlOwner)
+    owner._segments[-1]._bytes[offset] ^= 1
+
+
 def flip_in_file(owner: Owner, manifest: WeightManifest, offset: int) -> None:
     (place,) = manifest.places
     assert isinstance(place, CheckpointPlace)
@@ -43,6 +49,7 @@ def flip_in_file(owner: Owner, manifest: WeightManifest, offset: int) -> None:
 
 PAIRS = [
     pytest.param(Pair("shm", flip_in_memory), id="shm"),
+    pytest.param(Pair("nixl", flip_in_registered), id="nixl"),
     pytest.param(Pair("checkpoint", flip_in_file), id="checkpoint"),
 ]
 
