@@ -188,6 +188,8 @@ class Handed:
         """The descriptor that was handed over, or -1."""
         flags = socket.MSG_CMSG_CLOEXEC
         payload, descriptors, _, _ = socket.recv_fds(self._socket, MAX_FRAME_BYTES, num_descriptors, flags)
+        if not payload:
+            raise WeightError(f"{self._what} hung up without an answer: the process that owns the weights has ended")
         try:
             answer = _decode(payload, _ANSWER)
         except (WeightError, EOFError) as error:
