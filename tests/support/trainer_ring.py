@@ -55,6 +55,11 @@ class Ring:
         )
         self.loops = [asyncio.create_task(loop) for loop in loops]
 
+    @property
+    def sockets(self) -> list[str]:
+        """What the ranks' owners have in the run's folder in shared memory."""
+        return sorted(path.name for path in (shm_root(SUBJECTS, self.run_dir) / "weights").iterdir())
+
     async def start(self, trainer: TrainerSection, config: RunConfig | None = None) -> asyncio.subprocess.Process:
         """Start the service on the folder's model; `config` is for what other sections say."""
         config = config or RunConfig()

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import select
 import signal
 import time
@@ -27,6 +28,7 @@ from beamline.protocol.config import (
 )
 from beamline.protocol.messages import Heartbeat, WorkerState
 from beamline.trainer import checkpoint
+from beamline.weights.staging import Stage
 from trainer_ring import START_S, STEP_S, Ring, open_ring
 
 CONFIG = RunConfig(
@@ -101,10 +103,12 @@ async def train(model: str, layout: str, folder: Path) -> Trained:
         exported = checkpoint.export(await ring.checkpoint(2), folder / "exported")
         ranks = children(process)
         assert len(ranks) == LAYOUTS[layout].world_size - 1
+        assert ring.sockets == [f"rank-{rank:05d}.sock" for rank in range(len(ranks) + 1)]
         process.send_signal(signal.SIGTERM)
         _, log = await asyncio.wait_for(process.communicate(), STEP_S)
         assert process.returncode == 0, log.decode()
         assert alive(ranks) == []
+        assert ring.sockets == []
     start = load_file(folder / "model" / "model.safetensors")
     return Trained(stats, update.canary.logprobs, start, weights, load_file(exported / "model.safetensors"))
 
@@ -160,6 +164,27 @@ async def test_a_rank_that_is_killed_while_the_others_wait_for_it(tmp_path: Path
         since = time.monotonic()
         os.kill(rank, signal.SIGKILL)
         assert await failure(ring, process, since) == f"rank 1 of the trainer (process {rank}) was killed by SIGKILL"
+        assert ring.sockets == ["rank-00001.sock"]  # the folder goes with the run; memory has no name, and is gone
+
+
+async def test_a_rank_without_memory_for_its_weights_ends_the_run_and_no_reader(tmp_path: Path):
+    """The ranks that have room do not wait for it; what an engine had before, it keeps."""
+    async with open_ring(tmp_path) as ring:
+        process = await ring.start(trainer("tp2"), CONFIG)
+        stage = Stage()
+        staged = stage.fetch(await ring.manifest(await ring.update(START_S)))
+        (rank,) = children(process)
+        resource.prlimit(rank, resource.RLIMIT_FSIZE, (0, 0))  # the system refuses memory to be mapped too
+        await ring.bus.publish(await ring.batch(1, LENGTHS, deals("tp2")))
+        error = await failure(ring, process, time.monotonic())
+        assert "rank 1 of the trainer cannot export its weights: cannot set aside shared memory" in error
+        assert alive([rank]) == []
+        assert ring.sockets == []
+        staged.verify()
+        start = load_file(tmp_path / "model" / "model.safetensors")
+        assert {entry.name: entry.shape for entry, _ in staged.tensors()} == {n: t.shape for n, t in start.items()}
+        staged.fence()
+        stage.close()
 
 
 async def test_a_rank_that_is_killed_before_the_ranks_have_met(tmp_path: Path):

@@ -15,16 +15,17 @@ from beamline.runtime.shm_blobs import shm_root
 from beamline.trainer.commands import Join
 from beamline.trainer.loss import policy_loss, reading, reward_penalty
 from beamline.trainer.megatron import distributed
-from beamline.trainer.megatron.build import build_model
+from beamline.trainer.megatron.build import DTYPES, build_model
 from beamline.trainer.megatron.distributed import Layout, Ranks
 from beamline.trainer.megatron.optimizer import AdamWSettings
 from beamline.trainer.megatron.peers import TorchPeers
 from beamline.trainer.megatron.policy import MegatronPolicy
+from beamline.trainer.model_dir import num_elements
 from beamline.trainer.outlet import Outlet
 from beamline.trainer.peers import Alone
 from beamline.trainer.rank import Rank, StepSettings, Tell, tell_nobody
 from beamline.trainer.worker import TrainerSettings, TrainerWorker
-from beamline.weights.choice import owner_of
+from beamline.weights.choice import choose, free_memory_bytes, owner_of
 
 
 def build_rank(
@@ -87,14 +88,25 @@ def build_worker(context: ServiceContext, rank: Rank, thread: Executor) -> Train
 
 def _outlet(config: RunConfig, run_dir: Path, rank: int) -> Outlet:
     """Sockets lie in the run's folder in shared memory, and go with it; files where the user wants them."""
-    transport = "shm" if config.weights.transport == "auto" else config.weights.transport
+    transport = _transport(config)
     directory = shm_root(Subjects(prefix=config.bus.prefix, run=config.run.name), run_dir) / "weights"
     if transport == "checkpoint":
         directory = Path(config.weights.directory) if config.weights.directory else run_dir / "weights"
-    return Outlet(
-        owner=owner_of(transport, directory, rank),
-        cuts=config.rollout.engine.tensor_parallel,
-        on_device=transport == "cuda_ipc",
+    on_device = transport == "cuda_ipc"
+    owner = owner_of(transport, directory, rank, torch.cuda.current_device() if on_device else 0)
+    return Outlet(owner=owner, cuts=config.rollout.engine.tensor_parallel, on_device=on_device)
+
+
+def _transport(config: RunConfig) -> str:
+    """Ranks may differ where memory is short: a manifest says of every place what it is."""
+    on_gpu = torch.cuda.is_available()
+    return choose(
+        config.weights.transport,
+        one_host=config.bus.blob_store == "shm",
+        device="cuda" if on_gpu else "cpu",
+        one_device=on_gpu and torch.cuda.device_count() == 1 and config.run.placement is Placement.COLOCATED,
+        num_bytes=num_elements(Path(config.model.path)) * DTYPES[config.model.dtype].itemsize,
+        free_bytes=free_memory_bytes(),
     )
 
 
