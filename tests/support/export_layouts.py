@@ -2,8 +2,9 @@
 
 For each layout of LAYOUTS `<into>/<layout>/manifest-0` and `manifest-1` are the encoded manifests of the two models, of
 one architecture, as policies 0 and 1 of one trainer; their weights lie beside them, by the transport `checkpoint`, in
-shards of two ranks, cut for engines on N ranks. Prints the layouts' names as they are done. The second rank is started
-by the first.
+shards of two ranks, cut for engines on N ranks. `canary-0` and `canary-1` are a text's tokens and the trainer's
+log-probabilities of them under each, as JSON. Prints the layouts' names as they are done. The second rank is started by
+the first.
 """
 
 import argparse
@@ -12,9 +13,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import torch
 import torch.distributed as dist
 
+from beamline.protocol.messages import Canary
+from beamline.trainer.canary import canary_tokens
 from beamline.trainer.megatron import distributed
 from beamline.trainer.megatron.build import Model, build_model
 from beamline.trainer.megatron.distributed import Layout, Ranks
@@ -35,10 +39,15 @@ def export(layout: Layout, models: tuple[Path, Path], into: Path, cuts: int) -> 
     model = build_model(models[0], layout)
     policy, peers = MegatronPolicy(model, AdamWSettings(), temperature=1.0), TorchPeers()
     outlet = Outlet(owner=owner_of("checkpoint", into, dist.get_rank()), cuts=cuts)
+    tokens = canary_tokens(model.module.vocab_size)
     for version, path in enumerate(models):
         _load(model, path)
         if parts := peers.collect(outlet.export(version, policy)):
             (into / f"manifest-{version}").write_bytes(join(parts).encode())
+        logprobs = policy.score(tokens)
+        if dist.get_rank() == 0:
+            canary = Canary(tokens=tokens, logprobs=logprobs)
+            (into / f"canary-{version}").write_bytes(msgspec.json.encode(canary))
     peers.meet()
 
 
