@@ -8,7 +8,7 @@ from beamline.weights.manifest import WeightManifest, merge
 from beamline.weights.plan import Needs
 from beamline.weights.staging import Stage, Staged
 from beamline.weights.tensors import ITEM_BYTES, STORAGE, Shard
-from beamline.weights.transport import Owner
+from beamline.weights.transport import Content, DeviceBytes, Owner
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,14 @@ def export(owner: Owner, policy_version: int) -> WeightManifest:
 def bits_of(staged: Staged) -> dict[str, np.ndarray]:
     """Every tensor that was fetched, copied."""
     return {
-        entry.name: np.frombuffer(bytes(content), STORAGE[ITEM_BYTES[entry.dtype]]).reshape(entry.shape)
+        entry.name: np.frombuffer(host_bytes(content), STORAGE[ITEM_BYTES[entry.dtype]]).reshape(entry.shape)
         for entry, content in staged.tensors()
     }
+
+
+def host_bytes(content: Content) -> bytes:
+    """A copy, from wherever it lies."""
+    return b"".join(content.host_parts()) if isinstance(content, DeviceBytes) else bytes(content)
 
 
 def assert_equal(read: dict[str, np.ndarray], written: list[Tensor]) -> None:

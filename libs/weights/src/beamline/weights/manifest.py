@@ -110,17 +110,23 @@ class ShmPlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Path of the Unix socket where the owner hands out its memory."""
 
 
+class CudaChunk(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """A part of a GPU's memory, shared for itself."""
+
+    handle: bytes
+    """The driver's IPC handle of it."""
+    num_bytes: Count
+
+
 class CudaPlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="cuda_ipc"):
-    """Memory of a GPU of the owner's host, shared in chunks of one size (the last may be shorter)."""
+    """Memory of a GPU of the owner's host, in chunks. Offsets run through all of them; a piece lies in one."""
 
     num_bytes: Count
     socket: str
-    """Path of the Unix socket where readers say how long they use it."""
+    """Path of the Unix socket where readers hold on to the memory."""
     device: str
     """UUID of the GPU."""
-    chunk_bytes: Annotated[int, msgspec.Meta(gt=0, lt=2**53)]
-    chunks: list[bytes]
-    """The driver's IPC handle of each chunk's memory."""
+    chunks: list[CudaChunk]
     event: bytes
     """The driver's IPC handle of the event after which all is written."""
 

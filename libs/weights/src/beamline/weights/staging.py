@@ -124,7 +124,7 @@ def _together(entry: TensorEntry, pieces: Sequence[tuple[Piece, Content]]) -> np
     whole = np.empty(entry.shape, kind)
     for piece, content in pieces:
         inside = tuple(slice(first, last) for first, last in piece.box)
-        host = b"".join(_host_parts(content)) if isinstance(content, DeviceBytes) else content
+        host = b"".join(content.host_parts()) if isinstance(content, DeviceBytes) else content
         whole[inside] = np.frombuffer(host, kind).reshape(piece.shape)
     return whole
 
@@ -133,13 +133,6 @@ def _checksum(content: Content) -> str:
     if not isinstance(content, DeviceBytes):
         return xxhash.xxh3_64_hexdigest(content)
     checksum = xxhash.xxh3_64()
-    for part in _host_parts(content):
+    for part in content.host_parts():
         checksum.update(part)
     return checksum.hexdigest()
-
-
-def _host_parts(content: DeviceBytes) -> Iterator[np.ndarray]:
-    """What lies on a GPU, copied to main memory a part at a time."""
-    from beamline.weights.cuda import host_parts
-
-    return host_parts(content)

@@ -4,8 +4,10 @@ The owner exports a policy and describes where it lies; a reader attaches to it,
 and lets go behind a fence. `shm`, `cuda_ipc`, `nixl` and `checkpoint` implement both sides; `choice` picks one.
 """
 
-from collections.abc import Buffer, Iterable, Sequence
+from collections.abc import Buffer, Iterable, Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
 
 from beamline.weights.manifest import Place, WeightManifest
 from beamline.weights.tensors import Shard
@@ -20,6 +22,9 @@ class DeviceBytes(Protocol):
 
     @property
     def __cuda_array_interface__(self) -> Any: ...
+    def host_parts(self) -> Iterator[np.ndarray]:
+        """All of it in main memory, a part at a time."""
+        ...
 
 
 type Content = Buffer | DeviceBytes
