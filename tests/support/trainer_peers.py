@@ -1,13 +1,16 @@
 """Data-parallel ranks as threads of one process, each with a table policy of its own."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
 from beamline.trainer.fake_policy import FakePolicy
+from beamline.trainer.outlet import Outlet
 from beamline.trainer.peers import Arrays
+from beamline.weights.manifest import WeightManifest
+from beamline.weights.tensors import Shard
 
 DEADLINE_S = 20.0
 
@@ -60,6 +63,22 @@ class DataParallelPolicy(FakePolicy):
         assert self.table_VV.grad is not None
         self.table_VV.grad = torch.stack(self._meeting.exchange(self._rank, self.table_VV.grad)).sum(0)
         return super().optimizer_step(lr)
+
+
+class NoOwner:
+    """Implements `Owner` for ranks that export nothing."""
+
+    def export(self, policy_version: int, shards: Iterable[Shard]) -> None:
+        raise AssertionError(f"policy {policy_version} was to stay where it is")
+
+    def describe(self) -> WeightManifest:
+        raise AssertionError("nothing was exported")
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
+
+
+NO_OUTLET = Outlet(owner=NoOwner())
 
 
 def on_ranks[T](num_ranks: int, work: Callable[[ThreadPeers, Meeting], T]) -> list[T]:

@@ -24,7 +24,7 @@ from beamline.runtime.memory_blobs import MemoryBlobStore
 from beamline.trainer.assemble import Reading
 from beamline.trainer.penalty import RewardPenalty
 from beamline.trainer.rank import Rank, StepSettings
-from trainer_peers import DataParallelPolicy, Meeting, ThreadPeers, on_ranks
+from trainer_peers import NO_OUTLET, DataParallelPolicy, Meeting, ThreadPeers, on_ranks
 
 VOCAB, LR, LONGEST = 7, 2.0, 24
 SAME = ("policy/num_micro_batches", "packing/", "timing/")
@@ -94,7 +94,7 @@ def step(seed: int, cut: Cut, how: StepSettings) -> tuple[torch.Tensor, dict[str
     def work(peers: ThreadPeers, meeting: Meeting) -> tuple[torch.Tensor, dict[str, float]]:
         policy = DataParallelPolicy(VOCAB, peers, meeting)
         policy.reference_VV = policy.reference_VV.roll(1)  # of a run that has gone on for a while
-        rank = Rank(policy, peers, how)
+        rank = Rank(policy, peers, how, NO_OUTLET)
         metrics = rank.train(batch, asyncio.run(rank.share(batch, blobs)), LR)
         return policy.table_VV.detach(), metrics
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from beamline.weights.tensors import Shard
 
 _BITS = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}
-"""As what elements of a size reach numpy, which does not know bfloat16."""
+"""As what elements of a size are handed on: numpy does not know bfloat16."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +61,5 @@ def shards_of(units: Iterable[Sequence[Slot]], cuts: int, on_device: bool = Fals
         pieces = [piece for slot in unit for piece in slot.shards(cuts)]
         for _, shard in sorted(pieces, key=itemgetter(0)):
             assert isinstance(shard.values, Tensor)
-            if on_device and shard.values.is_cuda:
-                yield shard
-            else:
-                bits = shard.values.cpu().view(_BITS[shard.values.itemsize])
-                yield replace(shard, values=bits.numpy())
+            bits = shard.values.view(_BITS[shard.values.itemsize])
+            yield replace(shard, values=bits if on_device and bits.is_cuda else bits.cpu().numpy())
