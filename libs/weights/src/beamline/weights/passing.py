@@ -4,6 +4,7 @@ One question and one answer a connection, each a msgpack frame. Whoever connects
 connection stays open while the reader uses the memory: a reader that dies lets go by dying.
 """
 
+import contextlib
 import os
 import socket
 import struct
@@ -170,7 +171,8 @@ class Handed:
         try:
             self._socket.settimeout(ATTACH_DEADLINE_S)
             self._socket.connect(str(path))
-            self._socket.sendall(_frame(Attach(policy_version)))
+            with contextlib.suppress(ConnectionError):  # it may have refused before it was asked
+                self._socket.sendall(_frame(Attach(policy_version)))
             self.descriptor = self._receive(int(has_descriptor))
             self._socket.settimeout(None)
         except OSError as error:
