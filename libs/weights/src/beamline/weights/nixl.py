@@ -28,7 +28,7 @@ from beamline.weights.tensors import Shard
 from beamline.weights.transport import Range
 
 try:
-    from nixl_cu13 import _bindings
+    from nixl_cu13 import _bindings  # pyright: ignore[reportAttributeAccessIssue]
     from nixl_cu13._api import nixl_agent, nixl_agent_config
 except ImportError as error:
     raise ConfigError(f"the nixl transport needs the package nixl-cu13, which does not load: {error}") from error
