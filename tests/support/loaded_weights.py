@@ -3,6 +3,7 @@
 import ctypes
 from collections.abc import Mapping
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from beamline.rollout.weight_loader import needs_of
 from beamline.weights.tensors import Box
 
 PAGE_BYTES = 4096
+SEGMENT = "memfd:beamline-weights"
 _libc = ctypes.CDLL(None)
 
 
@@ -32,6 +34,16 @@ class WatchedWorker(EngineWorker):
         """In which it holds them."""
         return {name: need.dtype for name, need in needs_of(self.model_runner.model).items()}
 
+    def unshared_parameters(self) -> list[str]:
+        """Parameters that do not lie in a segment of an owner of weights, of all that this process has mapped."""
+        lines = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if SEGMENT in line]
+        mapped = [[int(edge, 16) for edge in line[0].split("-")] for line in lines]
+        return [
+            name
+            for name, one in self.model_runner.model.named_parameters()
+            if one.numel() and not any(first <= one.data_ptr() and one.data_ptr() < last for first, last in mapped)
+        ]
+
     def lock_cache(self, num_pages: int) -> None:
         """Lock the last pages of the key-value cache into memory, which nothing can then give back; 0 unlocks them."""
         last = self.model_runner.kv_caches[-1].untyped_storage()
@@ -44,7 +56,7 @@ class WatchedWorker(EngineWorker):
     def activate_watched(self) -> list[tuple[str, Box, str]]:
         """`beamline_activate`; says of every box that was loaded what its place in a parameter then held."""
         reader = _Reader()
-        engine_worker.tensors_of = lambda staged: reader.follow(tensors_of(staged))  # pyright: ignore[reportAttributeAccessIssue]
+        engine_worker.tensors_of = lambda *which: reader.follow(tensors_of(*which))  # pyright: ignore[reportAttributeAccessIssue]
         methods = {id(m.quant_method): m.quant_method for m in self.model_runner.model.modules() if _has_method(m)}
         for method in methods.values():
             method.process_weights_after_loading = _after(reader.read_back, method.process_weights_after_loading)

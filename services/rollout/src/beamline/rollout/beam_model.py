@@ -9,7 +9,7 @@ Shapes: T tokens of the batch, H query heads and K key-value heads of this rank,
 import math
 from collections.abc import Iterable
 from itertools import islice
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -306,7 +306,8 @@ class BeamForCausalLM(nn.Module, SupportsLoRA, SupportsPP):
                 quant_config=vllm_config.quant_config,
                 prefix=maybe_prefix(prefix, "lm_head"),
             )
-            self.lm_head = head.tie_weights(self.model.embed_tokens) if config.tie_word_embeddings else head
+            embedding: Any = self.model.embed_tokens
+            self.lm_head = head.tie_weights(embedding) if config.tie_word_embeddings else head
         self.logits_processor = LogitsProcessor(config.vocab_size)
         self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors
 

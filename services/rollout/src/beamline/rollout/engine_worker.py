@@ -19,6 +19,7 @@ from beamline.rollout.late_outputs import StepNotes
 from beamline.rollout.rank_weights import RankWeights, tensors_of
 from beamline.rollout.resident_pages import drop_pages, give_back_heap, resident_bytes, resident_bytes_in
 from beamline.rollout.route_capture import ROWS, RouteCapture
+from beamline.rollout.shared_parameters import SharedParameters
 from beamline.rollout.weight_loader import needs_of
 
 # On every update it warns of modules that have no weights, such as rotary tables; the names were checked before.
@@ -29,7 +30,7 @@ _Worker: Any = resolve_obj_by_qualname(_OF_DEVICE)
 
 
 class EngineWorker(_Worker):
-    """One rank; its first `policy_version`, and whether it notes `routed_experts`, are in vLLM's additional_config."""
+    """One rank; first version, and whether routes are noted and parameters shared, are in vLLM's additional_config."""
 
     def init_device(self) -> None:
         super().init_device()
@@ -42,7 +43,9 @@ class EngineWorker(_Worker):
         self._policy_version: int = settings["policy_version"]
         self._routes = RouteCapture(runner) if settings["routed_experts"] else None
         rank = f"rank {self.rank} of {self.parallel_config.world_size}"
-        self._weights = RankWeights(needs_of(runner.model), str(runner.dtype).removeprefix("torch."), rank)
+        needs = needs_of(runner.model)
+        self._weights = RankWeights(needs, str(runner.dtype).removeprefix("torch."), rank)
+        self._shared = SharedParameters(runner.model, needs) if settings["shared_parameters"] else None
         if not get_pp_group().is_first_rank:
             # vLLM makes the buffers that a stage receives into while it measures memory, which is skipped on a CPU.
             runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
@@ -72,11 +75,16 @@ class EngineWorker(_Worker):
         self._weights.drop()
 
     def beamline_activate(self) -> None:
-        """Overwrite all parameters in place from what is staged, packed anew where the device packs them."""
+        """Make what is staged the parameters: by pointing them at it, else in place and packed as the device packs."""
         staged = self._weights.take()
         with torch.no_grad():
-            self.model_runner.reload_weights(weights_iterator=tensors_of(staged))
-        staged.fence()
+            names = self._shared.share(staged) if self._shared else None
+            if names is None or names:
+                self.model_runner.reload_weights(weights_iterator=tensors_of(staged, names))
+        if self._shared:
+            self._shared.hold(staged)
+        else:
+            staged.fence()
         self._policy_version = staged.manifest.policy_version
 
     def beamline_release_memory(self) -> tuple[int, int, int]:

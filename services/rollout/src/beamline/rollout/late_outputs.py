@@ -9,6 +9,7 @@ Both are kept with each token as it was sampled, whatever happens to its request
 and computed again keeps the rows that it had, and one that is aborted is handed out with all that it has sampled.
 """
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +30,9 @@ SPANS = "beamline_version_spans"
 
 NUM_SAMPLED_ARG = "beamline_num_sampled"
 """Key of how many tokens at the prompt's end a sample's earlier requests have sampled, among the extra arguments."""
+
+FIRST_ARG = "beamline_first"
+"""Key by which a request says that it goes before all others, among the extra arguments."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +108,16 @@ class LateOutputsScheduler(Scheduler):
             if of_client.outputs or of_client.finished_requests or of_client.scheduler_stats
         }
 
+    def add_request(self, request: Request) -> None:
+        """A canary does not wait for samples, of which there may be far more than fit: the last one makes room."""
+        super().add_request(request)
+        if not _extra_args(request).get(FIRST_ARG):
+            return
+        self.waiting.remove_request(request)
+        if len(self.running) >= self.max_num_running_reqs:
+            self._preempt_request(self.running.pop(), time.monotonic())
+        self.waiting.prepend_request(request)
+
     def finish_requests(self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus) -> Any:
         finished = super().finish_requests(request_ids, finished_status)
         for request in finished:
@@ -118,7 +132,7 @@ class LateOutputsScheduler(Scheduler):
         self, request: Request, new_token_ids: list[int], *args: Any, **kwargs: Any
     ) -> tuple[list[int], bool]:
         sampled, stopped = super()._update_request_with_output(request, new_token_ids, *args, **kwargs)
-        extra = (request.sampling_params and request.sampling_params.extra_args) or {}
+        extra = _extra_args(request)
         texts, num_sampled = extra.get(EXTRA_ARG, ()), extra.get(NUM_SAMPLED_ARG, 0)
         response = request.output_token_ids
         if texts and num_sampled:
@@ -137,6 +151,10 @@ class LateOutputsScheduler(Scheduler):
         del self._held[output.request_id]
         held.fill(output)
         return True
+
+
+def _extra_args(request: Request) -> dict[str, Any]:
+    return (request.sampling_params and request.sampling_params.extra_args) or {}
 
 
 def _join(rows: list[LogprobsLists]) -> LogprobsLists:

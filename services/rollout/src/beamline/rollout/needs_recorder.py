@@ -15,6 +15,18 @@ from torch.utils._pytree import tree_flatten, tree_iter, tree_map_only
 from beamline.weights.tensors import Box
 
 
+@dataclass(frozen=True)
+class Target:
+    """Memory into which a box of a tensor was copied."""
+
+    box: Box
+    storage: int
+    """Address of the memory that it is part of."""
+    offset_bytes: int
+    num_bytes: int
+    is_contiguous: bool
+
+
 @dataclass
 class Need:
     """What is kept of one tensor."""
@@ -22,6 +34,7 @@ class Need:
     boxes: list[Box] = field(default_factory=list[Box])
     dtype: str = ""
     """In which it is held, torch's name; empty where it was not copied straight into its place."""
+    targets: list[Target] = field(default_factory=list[Target])
 
 
 class NeedsRecorder:
@@ -42,6 +55,15 @@ class NeedsRecorder:
             need.boxes.append(box)
         if target is not None:
             need.dtype = str(target.dtype).removeprefix("torch.")
+            need.targets.append(
+                Target(
+                    box,
+                    target.untyped_storage().data_ptr(),
+                    int(target.storage_offset()) * target.itemsize,
+                    target.nbytes,
+                    target.is_contiguous(),
+                )
+            )
 
 
 class _Source:

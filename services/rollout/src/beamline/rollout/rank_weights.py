@@ -1,7 +1,7 @@
 """One rank's share of a new policy: fetched by a thread of its own while the rank samples on, loaded in one go."""
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 
@@ -69,9 +69,11 @@ class RankWeights:
         return self._stage.fetch(manifest)
 
 
-def tensors_of(staged: Staged) -> Iterator[tuple[str, torch.Tensor]]:
-    """The needed tensors, by name; what a rank does not keep of one is anything."""
+def tensors_of(staged: Staged, names: Collection[str] | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+    """The needed tensors, or those of these names; what a rank does not keep of one is anything."""
     for entry, content in staged.tensors():
+        if names is not None and entry.name not in names:
+            continue
         dtype = getattr(torch, entry.dtype)
         if not all(entry.shape):
             yield entry.name, torch.empty(entry.shape, dtype=dtype)

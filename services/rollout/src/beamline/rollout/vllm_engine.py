@@ -34,7 +34,7 @@ from beamline.protocol.messages import FinishReason, PromptGroup
 from beamline.rollout import checkpoint, cpu_norm, environment
 from beamline.rollout.continuation import Part, Sample
 from beamline.rollout.engine import Completion, EngineError, MemoryReport, Pause
-from beamline.rollout.late_outputs import NUM_SAMPLED_ARG, SPANS, LateOutputsScheduler
+from beamline.rollout.late_outputs import FIRST_ARG, NUM_SAMPLED_ARG, SPANS, LateOutputsScheduler
 from beamline.rollout.stop_texts import EXTRA_ARG
 from beamline.rollout.weight_check import check_manifest
 from beamline.rollout.weight_loader import LOAD_FORMAT
@@ -110,7 +110,11 @@ class VllmEngine:
         """
         checkpoint.check_servable(model_path, max_model_tokens)
         has_experts = checkpoint.routing_shape(model_path) is not None
-        settings = {"policy_version": policy_version, "routed_experts": routed_experts and has_experts}
+        settings = {
+            "policy_version": policy_version,
+            "routed_experts": routed_experts and has_experts,
+            "shared_parameters": config.shared_parameters and current_platform.is_cpu(),
+        }
         vllm_config = _engine_args(model_path, dtype, max_model_tokens, config, settings).create_engine_config()
         if current_platform.is_cpu():
             environment.start_engine_by_fork()
@@ -161,6 +165,7 @@ class VllmEngine:
             max_tokens=1,
             prompt_logprobs=0,
             skip_reading_prefix_cache=True,
+            extra_args={FIRST_ARG: True},
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )

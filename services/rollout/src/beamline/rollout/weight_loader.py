@@ -5,11 +5,13 @@ from collections.abc import Generator
 from typing import Any
 
 import torch
+from vllm.config import get_current_vllm_config
 from vllm.config.load import LoadConfig
 from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
 from beamline.rollout.needs_recorder import Need, NeedsRecorder
+from beamline.rollout.plain_kernels import keep_plain
 
 LOAD_FORMAT = "beamline"
 """What vLLM calls it."""
@@ -30,6 +32,9 @@ class RecordingLoader(DefaultModelLoader):
     def load_weights(self, model: Any, model_config: Any) -> None:
         super().load_weights(model, model_config)
         model.beamline_needs = self._recorder.needs
+        settings: Any = get_current_vllm_config().additional_config
+        if settings["shared_parameters"]:
+            keep_plain(model)
 
 
 def needs_of(model: Any) -> dict[str, Need]:
