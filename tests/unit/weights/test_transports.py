@@ -11,6 +11,7 @@ import pytest
 
 from beamline.protocol.errors import WeightError
 from beamline.weights.choice import owner_of
+from beamline.weights.cuda_ipc import CudaOwner
 from beamline.weights.manifest import CheckpointPlace, WeightManifest, merge
 from beamline.weights.nixl import NixlOwner
 from beamline.weights.shm import ShmOwner
@@ -39,6 +40,13 @@ def flip_in_registered(owner: Owner, manifest: WeightManifest, offset: int) -> N
     owner._segments[-1]._bytes[offset] ^= 1
 
 
+def flip_on_gpu(owner: Owner, manifest: WeightManifest, offset: int) -> None:
+    assert isinstance(owner, CudaOwner)
+    address, byte = owner._pool._versions[manifest.policy_version]._addresses[0] + offset, np.empty(1, np.uint8)
+    owner._gpu.copy_to_host(byte, address)
+    owner._gpu.copy_from_host(address, byte ^ 1)
+
+
 def flip_in_file(owner: Owner, manifest: WeightManifest, offset: int) -> None:
     (place,) = manifest.places
     assert isinstance(place, CheckpointPlace)
@@ -51,6 +59,7 @@ PAIRS = [
     pytest.param(Pair("shm", flip_in_memory), id="shm"),
     pytest.param(Pair("nixl", flip_in_registered), id="nixl"),
     pytest.param(Pair("checkpoint", flip_in_file), id="checkpoint"),
+    pytest.param(Pair("cuda_ipc", flip_on_gpu), id="cuda_ipc", marks=pytest.mark.gpu),
 ]
 
 
