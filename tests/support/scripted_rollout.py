@@ -13,8 +13,8 @@ from scripted_services import Mishaps, Worker
 SILENT = "silent"
 
 type Trouble = Callable[[str, int, int], str]
-"""By stage ("prepare" or "load"), policy version and attempt: why a worker does not come through. Empty where it does,
-SILENT where it never answers."""
+"""By stage ("prepare", "load" or "release"), policy version and attempt: why a worker does not come through. Empty
+where it does, SILENT where it never answers. Who does not come through a release keeps memory."""
 
 
 def no_trouble(stage: str, version: int, attempt: int) -> str:
@@ -142,13 +142,14 @@ class ScriptedRollout(Worker):
                 self.open.set()
             return
         self.open.clear()
+        kept = await self.try_to("release", self.version, 1)
         report = m.LeaseReport(
             service="rollout",
             worker=self.name,
             incarnation=self.incarnation,
             sequence=phase.sequence,
             freed_bytes=1,
-            kept_bytes=0,
+            kept_bytes=64 << 20 if kept else 0,
             resident_bytes=1,
         )
         await self.bus.publish(report)

@@ -25,6 +25,8 @@ class Mishaps:
     equal_rewards: float = 0.0
     abstained: float = 0.0
     spoiled: float = 0.0
+    unready: float = 0.0
+    """Of first attempts to prepare or to load a policy."""
 
     def spoils(self, group_id: str) -> bool:
         """Whether the trainer finds the group's blobs damaged; the same for every delivery."""
