@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from beamline.coordinator.launch.ask import connect
-from beamline.protocol.messages import Message
+from beamline.protocol.messages import Message, Phase
 from beamline.protocol.subjects import Subjects
 from beamline.runtime.deadline import deadline
 from beamline.runtime.shm_blobs import shm_root
@@ -99,7 +99,7 @@ class LiveRun:
         return Run(self.path, code, self.output())
 
     async def until(self, condition: Callable[[Message], bool], what: str) -> Message:
-        """The first heartbeat or metric on the bus that the condition holds for."""
+        """The first heartbeat, metric or phase on the bus that the condition holds for."""
         bus = await connect(self.path)
         found: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
 
@@ -109,6 +109,7 @@ class LiveRun:
 
         subjects = (bus.subjects.heartbeat(), bus.subjects.metrics())
         watching = [asyncio.create_task(bus.subscribe(subject, look)) for subject in subjects]
+        watching.append(asyncio.create_task(bus.follow(Phase, look)))
         try:
             async with deadline(RUN_DEADLINE_S, what):
                 return await found
