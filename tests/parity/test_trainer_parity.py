@@ -25,7 +25,7 @@ ALONE = tuple(f"{model}:alone" for model in MODELS)
 TWO_RANKS = tuple(f"tiny-beam:{layout}" for layout in ("dp2", "tp2", "ep2", "pp2", "tp2ep2")) + tuple(
     f"tiny-qwen3-moe:{layout}" for layout in ("tp2ep2", "pp2")
 )
-BFLOAT16 = ("tiny-beam:tp2ep2:bfloat16",)
+EXPORTS = (*(f"tiny-qwen3-moe:{layout}:exports" for layout in ("dp2", "tp2", "ep2")), "tiny-beam:tp2ep2:bfloat16")
 RECOMPUTED = ("tiny-beam:tp2ep2:recompute", "tiny-beam:pp2:recompute", "tiny-qwen3-moe:pp2:recompute")
 Tensors = dict[str, torch.Tensor]
 
@@ -52,7 +52,7 @@ def run_ranks(jobs: tuple[str, ...], world_size: int, directory: Path) -> dict[s
 
 def _merge(directory: Path, job: str, world_size: int) -> Tensors:
     parts = [load_file(directory / f"{job}.{rank}.safetensors") for rank in range(world_size)]
-    if job in BFLOAT16:
+    if job in EXPORTS:
         return parts[0]
     num_rows = 1 + max(int(part["rows"].max()) for part in parts)
     merged = dict(parts[0])
@@ -70,7 +70,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensors]:
 
 @pytest.fixture(scope="module")
 def together(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensors]:
-    return run_ranks(TWO_RANKS + RECOMPUTED + BFLOAT16, 2, tmp_path_factory.mktemp("together"))
+    return run_ranks(TWO_RANKS + RECOMPUTED + EXPORTS, 2, tmp_path_factory.mktemp("together"))
 
 
 def check(job: str, found: Tensors, directory: Path) -> None:
@@ -125,7 +125,7 @@ def test_other_routes_are_replayed_alike(alone: dict[str, Tensors], together: di
     assert (expected["shifted.logprobs"] - expected["logprobs"]).abs().mean() > 0.05
 
 
-@pytest.mark.parametrize("job", ALONE + TWO_RANKS + BFLOAT16)
+@pytest.mark.parametrize("job", ALONE + TWO_RANKS + EXPORTS)
 def test_what_readers_find_in_all_ranks_shards_is_what_the_bridge_gathers(
     alone: dict[str, Tensors], together: dict[str, Tensors], job: str
 ) -> None:

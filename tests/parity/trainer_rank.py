@@ -9,7 +9,8 @@ that. Then the same with the reference's routes replayed, as `replayed.logprobs`
 
 `exports.<policy>.<cuts>` [2] says of two policies, cut for so many ranks of an engine, how many tensors a reader finds
 in the shards of all ranks' owners, and how many of those are not bit for bit what Megatron-Bridge gathers; `moved` has
-other weights than `loaded`, and the same plan. A job that ends in `:bfloat16` does nothing else.
+other weights than `loaded`, and the same plan. A job that ends in `:exports` does nothing else, nor does
+one that ends in `:bfloat16`.
 """
 
 import argparse
@@ -175,7 +176,7 @@ def main() -> None:
         parser.add_argument(name, type=Path, required=True)
     for name in ("--rank", "--world-size", "--port"):
         parser.add_argument(name, type=int, required=True)
-    parser.add_argument("jobs", nargs="+", help="MODEL:LAYOUT, MODEL:LAYOUT:recompute or MODEL:LAYOUT:bfloat16")
+    parser.add_argument("jobs", nargs="+", help="MODEL:LAYOUT, or one with :recompute, :exports or :bfloat16 behind it")
     args = parser.parse_args()
     torch.set_num_threads(1)
     ranks = Ranks(args.rank, args.world_size, args.port)
@@ -183,8 +184,8 @@ def main() -> None:
         name, layout, *options = job.split(":")
         distributed.start(ranks, LAYOUTS[layout])
         model_dir = args.into / name
-        if "bfloat16" in options:
-            model = build_model(model_dir, LAYOUTS[layout], "bfloat16")
+        if "bfloat16" in options or "exports" in options:
+            model = build_model(model_dir, LAYOUTS[layout], "bfloat16" if "bfloat16" in options else "float32")
             outputs = compare_exports(MegatronPolicy(model, AdamWSettings(), temperature=1.0), model, args.into)
         else:
             model = build_model(model_dir, LAYOUTS[layout], recompute="recompute" in options)

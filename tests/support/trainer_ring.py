@@ -58,7 +58,8 @@ class Ring:
     @property
     def sockets(self) -> list[str]:
         """What the ranks' owners have in the run's folder in shared memory."""
-        return sorted(path.name for path in (shm_root(SUBJECTS, self.run_dir) / "weights").iterdir())
+        folder = shm_root(SUBJECTS, self.run_dir) / "weights"
+        return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
     async def start(self, trainer: TrainerSection, config: RunConfig | None = None) -> asyncio.subprocess.Process:
         """Start the service on the folder's model; `config` is for what other sections say."""

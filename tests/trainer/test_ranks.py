@@ -27,6 +27,7 @@ from beamline.protocol.config import (
     TrainerSection,
 )
 from beamline.protocol.messages import Heartbeat, WorkerState
+from beamline.protocol.weights_config import WeightsSection
 from beamline.trainer import checkpoint
 from beamline.weights.staging import Stage
 from trainer_ring import START_S, STEP_S, Ring, open_ring
@@ -54,6 +55,8 @@ LAYOUTS = {
     "ep2": ParallelSection(expert=2, data=2),
     "tp2ep2": ParallelSection(tensor=2, expert=2),
 }
+TRANSPORTS = {"ep2": "nixl", "pp2": "checkpoint"}
+"""How the layout's weights travel; those of the others by what `auto` takes on one host."""
 SPECS = {"tiny-beam": tiny.TINY_BEAM, "tiny-qwen3-moe": tiny.TINY_QWEN3_MOE}
 MAX_SHARE_OF_THE_WAY = 1e-4
 """How far apart two trained policies may lie, of the way that they have come."""
@@ -92,7 +95,9 @@ def alive(pids: list[int]) -> list[int]:
 
 async def train(model: str, layout: str, folder: Path) -> Trained:
     async with open_ring(folder, SPECS[model]) as ring:
-        process = await ring.start(trainer(layout), msgspec.structs.replace(CONFIG, algorithm=EVERYTHING))
+        weights_section = WeightsSection(transport=TRANSPORTS.get(layout, "auto"))
+        config = msgspec.structs.replace(CONFIG, algorithm=EVERYTHING, weights=weights_section)
+        process = await ring.start(trainer(layout), config)
         update = await ring.update(START_S)
         stats: list[dict[str, float]] = []
         for step in (1, 2):
@@ -103,12 +108,14 @@ async def train(model: str, layout: str, folder: Path) -> Trained:
         exported = checkpoint.export(await ring.checkpoint(2), folder / "exported")
         ranks = children(process)
         assert len(ranks) == LAYOUTS[layout].world_size - 1
-        assert ring.sockets == [f"rank-{rank:05d}.sock" for rank in range(len(ranks) + 1)]
+        if layout not in TRANSPORTS:
+            assert ring.sockets == [f"rank-{rank:05d}.sock" for rank in range(len(ranks) + 1)]
         process.send_signal(signal.SIGTERM)
         _, log = await asyncio.wait_for(process.communicate(), STEP_S)
         assert process.returncode == 0, log.decode()
         assert alive(ranks) == []
         assert ring.sockets == []
+        assert list(folder.glob("weights/**/*.safetensors")) == []
     start = load_file(folder / "model" / "model.safetensors")
     return Trained(stats, update.canary.logprobs, start, weights, load_file(exported / "model.safetensors"))
 
