@@ -185,7 +185,7 @@ class CoordinatorSection(Section, kw_only=True):
     max_attempts: Positive = 3
     """Tries of a group before it ends as failed."""
     start_deadline_s: PositiveFloat = 300.0
-    """Until every service must have sent its first heartbeat and loaded policy 0."""
+    """Until every service must have started, and the trainer published its first policy."""
     step_deadline_s: PositiveFloat = 1800.0
     """Until a step's wait (groups, update) must have ended."""
     lease_deadline_s: PositiveFloat = 120.0
@@ -234,6 +234,20 @@ class RunConfig(Section, kw_only=True):
                 f"rollout.sampling.max_response_tokens={sampling.max_response_tokens}"
             )
         self.reward.check_graders(self.graders)
+        self._check_weights()
+
+    def _check_weights(self) -> None:
+        transport = self.weights.transport
+        if self.bus.blob_store == "jetstream" and transport in ("shm", "cuda_ipc"):
+            raise ValueError(
+                f"weights.transport={transport} works on one host, bus.blob_store=jetstream is for several: "
+                "use weights.transport=nixl or checkpoint"
+            )
+        if self.rollout.engine.shared_parameters and transport not in ("auto", "shm"):
+            raise ValueError(
+                f"rollout.engine.shared_parameters needs the trainer's shared memory, weights.transport={transport} "
+                "has none: use weights.transport=shm"
+            )
 
     @property
     def graders(self) -> list[str]:
