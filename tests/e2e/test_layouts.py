@@ -1,6 +1,6 @@
 """Engine and trainer of two ranks each in a whole run: they agree, the checkpoint exports, a dead rank is named.
 
-In the first run both ranks fetch their blobs over the bus, as between hosts; in the others from shared memory.
+In the first run blobs travel over the bus and weights over NIXL, as between hosts; in the second weights in files.
 """
 
 import os
@@ -21,7 +21,10 @@ NUM_STEPS = 2
     scope="module",
     params=[
         ("tiny-beam", "rollout.engine.pipeline_parallel=2", "trainer.parallel.tensor=2", "bus.blob_store=jetstream"),
-        ("tiny-qwen3-moe", "rollout.engine.tensor_parallel=2", "trainer.parallel.pipeline=2"),
+        (
+            *("tiny-qwen3-moe", "rollout.engine.tensor_parallel=2", "trainer.parallel.pipeline=2"),
+            "weights.transport=checkpoint",
+        ),
     ],
     ids=["beam-pp2-tp2", "qwen3-moe-tp2-pp2"],
 )
