@@ -145,6 +145,24 @@ def test_refusals_name_key_value_and_mend(small: str, override: str, said: list[
     assert [part for part in said if part not in text] == [], text
 
 
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (
+            ("weights.transport=shm", "bus.blob_store=jetstream"),
+            ["weights.transport=shm works on one host", "use weights.transport=nixl or checkpoint"],
+        ),
+        (
+            ("weights.transport=nixl", "rollout.engine.shared_parameters=true"),
+            ["weights.transport=nixl has none", "use weights.transport=shm"],
+        ),
+    ],
+)
+def test_transports_that_cannot_work_are_refused(small: str, overrides: tuple[str, ...], said: list[str]) -> None:
+    text = refusal(small, *overrides)
+    assert [part for part in said if part not in text] == [], text
+
+
 def test_an_unknown_key_in_the_file_names_the_file(tmp_path: Path) -> None:
     path = tmp_path / "typo.yaml"
     path.write_text("trainer: {nun_steps: 3}\n")
