@@ -141,10 +141,7 @@ class Coordinator:
         self.recorder.record_step(self.ledger.step, self.clock.spent())
 
     async def start(self) -> None:
-        """Wait until every service is alive, then take the newest policy through the workers, perhaps once more.
-
-        It is the journal's last one, or that of the step under way, which was trained while no coordinator listened.
-        """
+        """Wait until every service is alive, then take the newest policy through the workers, perhaps once more."""
         await self.admission.republish()
         deadline_s = self.core.config.coordinator.start_deadline_s
         await self.core.pulse.when(lambda: not self.ready.missing_services(), self.ready.missing_services, deadline_s)
