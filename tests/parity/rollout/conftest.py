@@ -69,12 +69,12 @@ def start() -> Start:
     async def running(
         path: Path, dtype: str = "float32", worker: str | None = None, **changes: Any
     ) -> AsyncIterator[Engine]:
-        from beamline.rollout import vllm_engine
+        from beamline.rollout import vllm_engine, vllm_settings
 
         config = msgspec.structs.replace(ENGINE, **changes)
         before, segments = set(psutil.Process().children(recursive=True)), set(SHARED_MEMORY.iterdir())
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(vllm_engine, "_WORKER", worker or vllm_engine._WORKER)
+            patch.setattr(vllm_settings, "WORKER", worker or vllm_settings.WORKER)
             engine = await vllm_engine.VllmEngine.start(
                 path, dtype=dtype, max_model_tokens=MAX_MODEL_TOKENS, config=config
             )

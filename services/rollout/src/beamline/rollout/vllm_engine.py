@@ -7,64 +7,38 @@ their version spans say which token came from which policy.
 """
 
 import asyncio
-import ctypes
-import signal
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from itertools import count
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from tokenizers import Tokenizer
-from vllm import AsyncEngineArgs, SamplingParams
-from vllm.config.kernel import IrOpPriorityConfig
+from vllm import SamplingParams
 from vllm.inputs.engine import tokens_input
 from vllm.outputs import RequestOutput
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
-from vllm.v1.executor.multiproc_executor import MultiprocExecutor
-from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 from beamline.protocol.blobs import VersionSpan
 from beamline.protocol.config import EngineSection
 from beamline.protocol.errors import Rejected, WeightError
 from beamline.protocol.messages import FinishReason, PromptGroup
-from beamline.rollout import checkpoint, cpu_norm, environment
+from beamline.rollout import checkpoint, environment
 from beamline.rollout.continuation import Part, Sample
 from beamline.rollout.engine import Completion, EngineError, MemoryReport, Pause
-from beamline.rollout.late_outputs import FIRST_ARG, NUM_SAMPLED_ARG, SPANS, LateOutputsScheduler
+from beamline.rollout.late_outputs import FIRST_ARG, NUM_SAMPLED_ARG, SPANS
 from beamline.rollout.stop_texts import EXTRA_ARG
+from beamline.rollout.vllm_settings import engine_args
 from beamline.rollout.weight_check import check_manifest
-from beamline.rollout.weight_loader import LOAD_FORMAT
 from beamline.weights.manifest import WeightManifest
 
-_PR_SET_PDEATHSIG = 1
-_WORKER = "beamline.rollout.engine_worker.EngineWorker"
 _FIRST_WAIT_S = 0.02
 """For a policy to be fetched while the engine core waits: a small one is, and needs no second question."""
 _LONGEST_WAIT_S = 0.5
 """Between two questions whether a large one is."""
-
-
-class InProcessExecutor(UniProcExecutor):
-    """Runs the worker inside the engine core's process, and that process no longer than this one.
-
-    The string "uni" would mean the same but for that, and vLLM turns it into a further process on a CPU.
-    """
-
-    def _init_executor(self) -> None:
-        _end_with_parent()
-        super()._init_executor()
-
-
-class RanksExecutor(MultiprocExecutor):
-    """Runs a process a rank, and all of them no longer than this one."""
-
-    def _init_executor(self) -> None:
-        _end_with_parent()
-        super()._init_executor()
 
 
 class VllmEngine:
@@ -115,7 +89,7 @@ class VllmEngine:
             "routed_experts": routed_experts and has_experts,
             "shared_parameters": config.shared_parameters and current_platform.is_cpu(),
         }
-        vllm_config = _engine_args(model_path, dtype, max_model_tokens, config, settings).create_engine_config()
+        vllm_config = engine_args(model_path, dtype, max_model_tokens, config, settings).create_engine_config()
         if current_platform.is_cpu():
             environment.start_engine_by_fork()
         return cls(AsyncLLM.from_vllm_config(vllm_config, disable_log_stats=True), model_path)
@@ -367,42 +341,3 @@ def _report(ranks: Sequence[Sequence[int]]) -> MemoryReport:
     """Of what every rank says: resident bytes before and after, and what it has kept."""
     before, after, kept = (sum(column) for column in zip(*ranks, strict=True))
     return MemoryReport(before_bytes=before, after_bytes=after, kept_bytes=kept)
-
-
-def _end_with_parent() -> None:
-    """Make this process, the engine core, end when its parent does."""
-    # A forked process still writes its signals into its parent's event loop: its own end would end the service.
-    signal.set_wakeup_fd(-1)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _engine_args(
-    model_path: Path, dtype: str, max_model_tokens: int, config: EngineSection, settings: dict[str, Any]
-) -> AsyncEngineArgs:
-    single, cpu = config.tensor_parallel * config.pipeline_parallel == 1, current_platform.is_cpu()
-    return AsyncEngineArgs(
-        model=str(model_path),
-        skip_tokenizer_init=True,
-        dtype=cast(Any, dtype),
-        load_format=LOAD_FORMAT,
-        max_model_len=max_model_tokens,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        kv_cache_memory_bytes=config.kv_cache_mib << 20,
-        block_size=config.block_size,
-        enable_prefix_caching=config.prefix_caching,
-        tensor_parallel_size=config.tensor_parallel,
-        pipeline_parallel_size=config.pipeline_parallel,
-        distributed_executor_backend=InProcessExecutor if single and cpu else RanksExecutor,
-        worker_cls=_WORKER,
-        additional_config=settings,
-        scheduler_cls=LateOutputsScheduler,
-        async_scheduling=False,
-        logprobs_mode="processed_logprobs",
-        hf_overrides={"head_dtype": "float32"},  # as in the trainer: rounded logits are most of a bfloat16 gap
-        enforce_eager=cpu,
-        ir_op_priority=IrOpPriorityConfig(rms_norm=[cpu_norm.PROVIDER] if cpu else []),
-        # A block table of its own for the sliding layers saves memory where contexts are long; on a CPU keeping two
-        # costs a tenth of the decoding time.
-        disable_hybrid_kv_cache_manager=cpu,
-    )
