@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 from benchmarks.figures import Ring, Side, measured_steps
+from benchmarks.weight_figures import Moved, WeightFigures, figures_of
 
 from beamline.coordinator.metrics_file import read_metrics
 from beamline.coordinator.prompts import tokenizer_of, train_cursor
@@ -69,6 +70,13 @@ class Bench:
         }
         variables = {"OMP_NUM_THREADS": config.trainer.threads, "HF_HUB_OFFLINE": 1}
         return self.side("reference", "trl_step", FOLDER / "trl.json", options, variables)
+
+    def weights(self) -> WeightFigures:
+        """Every transport of weights, between two processes."""
+        out = FOLDER / "weights.json"
+        (ROOT / out).unlink(missing_ok=True)
+        self.run(["bin/python", "trainer", "-m", "benchmarks.weights", f"--out={out}"])
+        return figures_of(msgspec.json.decode((ROOT / out).read_bytes(), type=list[Moved]))
 
     def side(
         self, environment: str, module: str, out: Path, options: Mapping[str, object], variables: Mapping[str, int]

@@ -16,6 +16,7 @@ def metrics(seconds: float, **changes: float) -> dict[str, float]:
     values = {
         "timing/step": seconds,
         "timing/generate": 0.5 * seconds,
+        "timing/sync": 0.03 * seconds,
         "timing/generate_engine": 0.46 * seconds,
         "timing/train_old_logprobs": 0.1 * seconds,
         "timing/train_update": 0.4 * seconds,
@@ -36,6 +37,7 @@ def test_the_figures_are_those_of_the_median_step_after_the_warm_up():
     assert figures.step_vs_trl == pytest.approx((4_000 / 3) / (4_000 / 6))
     assert figures.generate_vs_vllm == pytest.approx((3_000 / 1.5) / (3_000 / 1.2))
     assert figures.overhead_share == pytest.approx(0.04)
+    assert figures.sync_ms == pytest.approx(90.0)
     assert figures.missed() == ["generate_vs_vllm"]
 
 
@@ -86,7 +88,7 @@ def test_summary_and_table_hold_the_figures_and_what_they_come_from():
     ring, trl, vllm = measured_steps({1: metrics(3.0)}, 0), side(6.0), side(1.2)
     figures = compare(ring, trl, vllm)
     summary = msgspec.json.decode(msgspec.json.encode(make_summary(figures, ring, trl, vllm)))
-    assert {"step_vs_trl", "generate_vs_vllm", "overhead_share", "raw"} <= summary.keys()
+    assert {"step_vs_trl", "generate_vs_vllm", "overhead_share", "sync_ms", "raw"} <= summary.keys()
     raw = summary["raw"]
     assert summary["step_vs_trl"] == pytest.approx(
         raw["beamline"]["step"]["tokens_per_s"] / raw["trl"]["step"]["tokens_per_s"]
