@@ -19,6 +19,7 @@ from beamline.runtime.nats_server import NatsServer
 from beamline.runtime.trace_context import trace_headers
 from brokers import ACK_WAIT_S, SUBJECTS, Collector, NatsBroker, Tasks
 from bus_messages import group_failed, phase, prompt_group
+from wire_examples import MESSAGES
 
 HANGING_WORKER = Path(__file__).parents[1] / "support" / "hanging_worker.py"
 
@@ -152,6 +153,41 @@ async def test_a_malformed_input_is_dropped_and_the_next_one_served(
             stream = await coordinator.connection.jetstream.stream_info(SUBJECTS.stream("work"))
 
 
+HOSTILE = (b"cos\nsystem\n(S'touch /dev/null'\ntR.", b"\x80\x05", b"\xdf\xff\xff\xff\xff", b"\x91" * 4096, b"")
+"""Pickles, a map of four billion entries, a nest, nothing."""
+
+
+async def test_hostile_bytes_on_the_subjects_of_a_policy_are_refused(
+    nats: NatsBroker, tasks: Tasks, caplog: pytest.LogCaptureFixture
+) -> None:
+    """From whoever may publish there; everybody else is turned away by the broker."""
+    senders = {
+        SUBJECTS.policy: ("trainer", m.PolicyUpdate),
+        SUBJECTS.fence: ("coordinator", m.Fence),
+        f"{SUBJECTS.root}.work.coordinator": ("rollout", None),
+    }
+    follower = await nats.client("coordinator")
+    for subject, (service, kind) in senders.items():
+        heard, caught = asyncio.Event(), []
+
+        async def take(message: m.Message, heard: asyncio.Event = heard, caught: list[m.Message] = caught) -> None:
+            caught.append(message)
+            heard.set()
+
+        following = follower.follow(kind, take) if kind else follower.work("coordinator", take)
+        task = tasks.start(following)
+        sender = await nats.client(service)
+        caplog.clear()
+        for payload in HOSTILE:
+            await sender.connection.jetstream.publish(subject, payload)
+        good = next(one for one in MESSAGES if type(one) is (kind or m.PolicyPrepared))
+        await sender.publish(good)
+        async with deadline(5, f"{type(good).__name__} after what is hostile"):
+            await heard.wait()
+        assert caught == [good] and "dropped" in caplog.text
+        task.cancel()
+
+
 async def test_a_killed_server_comes_back_with_what_it_stored(nats: NatsBroker, tasks: Tasks) -> None:
     coordinator, rollout = await nats.client("coordinator"), await nats.client("rollout")
     collected, phases = Collector(), []
@@ -221,6 +257,9 @@ async def test_services_cannot_use_each_others_subjects(nats: NatsBroker) -> Non
     reward, rollout, cli = await nats.client("reward"), await nats.client("rollout"), await nats.client("cli")
     with pytest.raises(PermissionDenied, match=r"'reward' .* publish to .beamline\.test\.phase"):
         await reward.publish(phase(1))
+    for kind, subject in ((m.PolicyUpdate, "policy"), (m.Fence, "fence")):
+        with pytest.raises(PermissionDenied, match=rf"'reward' .* publish to .beamline\.test\.{subject}"):
+            await reward.publish(next(one for one in MESSAGES if isinstance(one, kind)))
     with pytest.raises(PermissionDenied, match=r"'cli' .* publish to .beamline\.test\.work\.rollout"):
         await cli.publish(prompt_group(0))
     with pytest.raises(PermissionDenied, match=r"'rollout' .* publish to .beamline\.test\.control"):
