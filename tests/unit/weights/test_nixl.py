@@ -201,14 +201,14 @@ def test_an_owner_that_ends_in_the_middle_is_told(
     owner, reader = start(), NixlReader(DEADLINE_S)
     monkeypatch.setattr("beamline.weights.staging.reader_of", lambda _: reader)
     manifest = owner.export(0)
-    sleep = time.sleep
+    pause = nixl._pause
 
-    def in_the_middle(seconds: float) -> None:
+    def in_the_middle() -> None:
         owner.signal(number)
-        sleep(seconds)
+        pause()
 
     with monkeypatch.context() as patch:
-        patch.setattr(nixl.time, "sleep", in_the_middle)
+        patch.setattr(nixl, "_pause", in_the_middle)
         with pytest.raises(WeightError, match="policy 0: "):
             fetch(manifest)
     owner.signal(signal.SIGCONT)

@@ -15,6 +15,7 @@ import logging
 import mmap
 import os
 import secrets
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -250,7 +251,7 @@ class _Session:
         try:
             state = self.agent.transfer(handle)
             while state == "PROC" and time.monotonic() < ends:
-                time.sleep(POLL_S)
+                _pause()
                 state = self.agent.check_xfer_state(handle)
             self.agent.release_xfer_handle(handle)
         finally:
@@ -281,6 +282,10 @@ class _Arena:
         """No transfer into it may be under way."""
         self.session.agent.deregister_memory(self._registered)
         del self.session.memory[self.address]
+
+
+def _pause() -> None:
+    threading.Event().wait(POLL_S)
 
 
 def _split(blocks: Sequence[Block]) -> Iterator[Block]:

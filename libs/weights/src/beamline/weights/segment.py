@@ -7,6 +7,7 @@ import errno
 import fcntl
 import mmap
 import os
+import threading
 from collections.abc import Iterable
 
 import numpy as np
@@ -24,6 +25,9 @@ ALIGNMENT_BYTES = 256
 
 CHUNK_BYTES = 1 << 20
 """Copied and hashed in one go, while it is in the processor's cache."""
+
+MIN_BESIDE_BYTES = 4 << 20
+"""From here on a thread for the checksum saves more than it costs."""
 
 _MAP_NORESERVE = 0x4000
 """Not in `mmap` of this Python."""
@@ -52,8 +56,8 @@ class Segment:
     def append(self, values: np.ndarray) -> tuple[int, str]:
         """Copy an array behind what is there, without strides; returns its offset and its checksum.
 
-        The checksum is xxh3-64 as 16 hex digits, taken of each part while it is in the processor's cache. Raises
-        WeightError: memory is full, or a sealed segment has no room.
+        The checksum is xxh3-64 as 16 hex digits, taken of each part while it is in the processor's cache, or of a
+        large array by another thread meanwhile. Raises WeightError: memory is full, or a sealed segment has no room.
         """
         offset = -(-self._filled // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         end = offset + values.nbytes
@@ -63,10 +67,17 @@ class Segment:
         row_bytes = values.nbytes // max(1, len(rows))
         step = max(1, CHUNK_BYTES // max(1, row_bytes))
         checksum = xxhash.xxh3_64()
+        beside = None
+        if values.flags.c_contiguous and values.nbytes >= MIN_BESIDE_BYTES:
+            beside = threading.Thread(target=checksum.update, args=(rows.view(np.uint8),), name="weights-checksum")
+            beside.start()
         for first in range(0, len(rows) if row_bytes else 0, step):
             last = min(first + step, len(rows))
             np.copyto(target[first:last], rows[first:last])
-            checksum.update(self._bytes[offset + first * row_bytes : offset + last * row_bytes])
+            if beside is None:
+                checksum.update(self._bytes[offset + first * row_bytes : offset + last * row_bytes])
+        if beside is not None:
+            beside.join()
         self._filled = end
         return offset, checksum.hexdigest()
 
