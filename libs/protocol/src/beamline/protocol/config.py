@@ -23,7 +23,6 @@ from beamline.protocol.section import (
     check_choice,
     check_name,
 )
-
 from beamline.protocol.weights_config import WeightsSection
 
 

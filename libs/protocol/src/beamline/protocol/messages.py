@@ -1,5 +1,7 @@
-"""Every message between the services: the ring and its phases (`ring`), policies on their way into the engines (`sync`), and what
-is beside them (`control`)."""
+"""Every message between the services.
+
+`ring` has the ring and its phases, `sync` policies on their way into the engines, `control` what is beside them.
+"""
 
 from beamline.protocol.base import Message, Part
 from beamline.protocol.control import (
