@@ -33,6 +33,16 @@ SHARED_MEMORY = Path("/dev/shm")
 environment.prepare(num_threads=1)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
+    """One model after the other, and its layouts in turn: pytest's own order starts every engine twice and more."""
+
+    def key(item: pytest.Function) -> tuple[str, str]:
+        parameters = item.callspec.params if hasattr(item, "callspec") else {}
+        return parameters.get("model", ""), parameters.get("layout", "")
+
+    items.sort(key=key)
+
+
 @dataclass(frozen=True)
 class Model:
     """A tiny model, what transformers makes of it, and a second policy for it."""
