@@ -7,8 +7,9 @@ import errno
 import fcntl
 import mmap
 import os
-import threading
+from collections import deque
 from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import xxhash
@@ -27,7 +28,7 @@ CHUNK_BYTES = 1 << 20
 """Copied and hashed in one go, while it is in the processor's cache."""
 
 MIN_BESIDE_BYTES = 4 << 20
-"""From here on a thread for the checksum saves more than it costs."""
+"""From here on a second thread saves more than it costs."""
 
 _MAP_NORESERVE = 0x4000
 """Not in `mmap` of this Python."""
@@ -53,33 +54,28 @@ class Segment:
         """What has been filled since `restart`."""
         return self._filled
 
-    def append(self, values: np.ndarray) -> tuple[int, str]:
-        """Copy an array behind what is there, without strides; returns its offset and its checksum.
-
-        The checksum is xxh3-64 as 16 hex digits, taken of each part while it is in the processor's cache, or of a
-        large array by another thread meanwhile. Raises WeightError: memory is full, or a sealed segment has no room.
-        """
+    def take(self, num_bytes: int) -> int:
+        """Room behind what is there; returns its offset. Raises WeightError: memory is full, or the size is fixed."""
         offset = -(-self._filled // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-        end = offset + values.nbytes
-        self._make_room(offset, values.nbytes)
+        self._make_room(offset, num_bytes)
+        self._filled = offset + num_bytes
+        return offset
+
+    def fill(self, offset: int, values: np.ndarray) -> str:
+        """Copy an array, without strides, to room that was taken; two threads may fill two rooms.
+
+        Returns its checksum, xxh3-64 as 16 hex digits, taken of each part while it is in the processor's cache.
+        """
         rows = values.reshape(-1) if values.flags.c_contiguous or not values.ndim else values
-        target = self._bytes[offset:end].view(values.dtype).reshape(rows.shape)
+        target = self._bytes[offset : offset + values.nbytes].view(values.dtype).reshape(rows.shape)
         row_bytes = values.nbytes // max(1, len(rows))
         step = max(1, CHUNK_BYTES // max(1, row_bytes))
         checksum = xxhash.xxh3_64()
-        beside = None
-        if values.flags.c_contiguous and values.nbytes >= MIN_BESIDE_BYTES:
-            beside = threading.Thread(target=checksum.update, args=(rows.view(np.uint8),), name="weights-checksum")
-            beside.start()
         for first in range(0, len(rows) if row_bytes else 0, step):
             last = min(first + step, len(rows))
             np.copyto(target[first:last], rows[first:last])
-            if beside is None:
-                checksum.update(self._bytes[offset + first * row_bytes : offset + last * row_bytes])
-        if beside is not None:
-            beside.join()
-        self._filled = end
-        return offset, checksum.hexdigest()
+            checksum.update(self._bytes[offset + first * row_bytes : offset + last * row_bytes])
+        return checksum.hexdigest()
 
     def seal(self) -> None:
         """Fix the size at what is filled. Raises WeightError: it was fixed before, at another."""
@@ -174,12 +170,32 @@ class SharedSegment(Segment):
 
 
 def write(segment: Segment, shards: Iterable[Shard]) -> list[TensorEntry]:
-    """Append shards as they come; returns what was written, each tensor once. Raises WeightError as `append` does."""
+    """Append shards as they come; returns what was written, each tensor once. Raises WeightError as `take` does.
+
+    Large shards are shared out to this thread and another one; no more than those under way are held.
+    """
     entries = Entries()
-    for shard in shards:
-        offset, checksum = segment.append(on_host(shard))
-        entries.add(shard, offset, checksum)
+    under_way: deque[tuple[Shard, int, Future[str]]] = deque()
+    with ThreadPoolExecutor(1, thread_name_prefix="weights-copy") as helper:
+        beside: Future[str] | None = None
+        for shard in shards:
+            values = on_host(shard)
+            offset = segment.take(values.nbytes)
+            if values.nbytes >= MIN_BESIDE_BYTES and (beside is None or beside.done()):
+                filling = beside = helper.submit(segment.fill, offset, values)
+            else:
+                filling = Future[str]()
+                filling.set_result(segment.fill(offset, values))
+            under_way.append((shard, offset, filling))
+            while under_way and under_way[0][2].done():
+                _add(entries, *under_way.popleft())
+        for written in under_way:
+            _add(entries, *written)
     return entries.tensors
+
+
+def _add(entries: Entries, shard: Shard, offset: int, filling: "Future[str]") -> None:
+    entries.add(shard, offset, filling.result())
 
 
 def map_sealed(descriptor: int, num_bytes: int) -> memoryview:
