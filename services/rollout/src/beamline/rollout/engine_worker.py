@@ -90,11 +90,15 @@ class EngineWorker(_Worker):
     def beamline_release_memory(self) -> tuple[int, int, int]:
         """Drop the key-value cache's pages; they stay mapped. Resident bytes before and after, and of the cache."""
         before = resident_bytes()
-        for storage in _storages(self.model_runner.kv_caches):
-            drop_pages(storage.data_ptr(), storage.nbytes())
+        self.beamline_drop_cache()
         gc.collect()
         give_back_heap()
         return before, *self.beamline_memory()
+
+    def beamline_drop_cache(self) -> None:
+        """Drop the key-value cache's pages alone: all that a few borrowed blocks have taken."""
+        for storage in _storages(self.model_runner.kv_caches):
+            drop_pages(storage.data_ptr(), storage.nbytes())
 
     def beamline_memory(self) -> tuple[int, int]:
         """Resident bytes of this process, and of the key-value cache."""

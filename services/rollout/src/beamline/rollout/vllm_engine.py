@@ -149,7 +149,7 @@ class VllmEngine:
             output = await self._request(tokens, params, str(next(self._request_ids)))
             if self._released:
                 await self._llm.pause_generation(mode="keep", clear_cache=True)
-                await self._call("beamline_release_memory")
+                await self._call("beamline_drop_cache")
         assert output.prompt_logprobs is not None
         rows = zip(tokens[1:], output.prompt_logprobs[1:], strict=True)
         return [row[token].logprob for token, row in rows if row is not None]
