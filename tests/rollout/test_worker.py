@@ -1,6 +1,5 @@
 """The worker against an engine without a model: groups, versions, leases."""
 
-import asyncio
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from beamline.protocol import messages as m
 from beamline.protocol.blobs import Trajectories, VersionSpan, decode_blob
 from beamline.protocol.errors import Rejected, Retryable
 from beamline.rollout.fake_engine import CACHE_BYTES, WEIGHT_BYTES, FakeEngine, token_logprob
-from rollout_bench import Bench, Turns
+from rollout_bench import Bench
 from rollout_messages import phase, prompt_group
 
 
@@ -58,22 +57,6 @@ async def test_a_group_that_asks_for_a_newer_policy_is_left_for_later(folder: Pa
     await bench.update(3)
     with pytest.raises(Retryable, match="policy 4"):
         await bench.worker.handle(prompt_group([4], seeds=[1], min_policy_version=4))
-
-
-async def test_a_group_spans_the_policies_that_sampled_it(folder: Path):
-    turns = Turns()
-    bench = Bench(FakeEngine(wait=turns.wait), folder)
-    await bench.update(0)
-    sampling = asyncio.create_task(bench.worker.handle(prompt_group([4], seeds=[3], max_tokens=64)))
-    (await turns.next()).set_result(None)
-    second = await turns.next()
-    await bench.update(1)
-    second.set_result(None)
-    answer = await turns.finish(sampling)
-    assert isinstance(answer, m.TrajectoryGroup)
-    assert (answer.min_policy_version, answer.max_policy_version) == (0, 1)
-    blob = decode_blob(Trajectories, await bench.blobs.get(answer.trajectories))
-    assert blob.version_spans == [[VersionSpan(0, 0, 1), VersionSpan(1, 1, answer.response_lengths[0])]]
 
 
 async def test_a_prompt_that_does_not_fit_fails_for_good(folder: Path):

@@ -31,13 +31,6 @@ def owner(tmp_path: Path) -> Iterator[ShmOwner]:
     owner.close()
 
 
-@pytest.fixture
-def stage() -> Iterator[Stage]:
-    stage = Stage()
-    yield stage
-    stage.close()
-
-
 def place_of(manifest: WeightManifest) -> ShmPlace:
     (place,) = manifest.places
     assert isinstance(place, ShmPlace)

@@ -75,13 +75,6 @@ def owner(pair: Pair, tmp_path: Path) -> Iterator[Owner]:
     owner.close()
 
 
-@pytest.fixture
-def stage() -> Iterator[Stage]:
-    stage = Stage()
-    yield stage
-    stage.close()
-
-
 def test_what_is_read_is_what_was_written(owner: Owner) -> None:
     assert_equal(fetched(export(owner, 3)), example(3))
 
