@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from beamline.protocol.messages import Heartbeat, Message, WorkerState
+from beamline.protocol.messages import Heartbeat, Metrics
 from real_runs import LiveRun, Run, beamline, processes_of, run_to_end, shared_memory_of
 
 NUM_STEPS = 2
@@ -67,19 +67,17 @@ def test_nothing_is_left_running(run: Run):
 
 @pytest.fixture
 def live(tmp_path: Path) -> Iterator[LiveRun]:
-    settings = ("trainer.num_steps=3", "trainer.eval_interval=0", "rollout.sampling.groups_per_step=8")
+    # Far more steps than it will come to: the rank dies in mid-run, however late this test looks.
+    settings = ("trainer.num_steps=500", "trainer.eval_interval=0", "rollout.sampling.groups_per_step=8")
     run = LiveRun("tiny-beam", tmp_path, "trainer.parallel.data=2", *settings)
     yield run
     run.kill_launcher()
 
 
-def is_training(message: Message) -> bool:
-    return isinstance(message, Heartbeat) and message.service == "trainer" and message.state is WorkerState.BUSY
-
-
 async def test_a_rank_that_is_killed_ends_the_run_by_name(live: LiveRun):
     await live.started()
-    trainer = await live.until(is_training, "the first train step")
+    await live.until(lambda m: isinstance(m, Metrics) and m.step >= 1, "the first step")
+    trainer = await live.until(lambda m: isinstance(m, Heartbeat) and m.service == "trainer", "the trainer")
     assert isinstance(trainer, Heartbeat)
     (rank,) = Path(f"/proc/{trainer.pid}/task/{trainer.pid}/children").read_text().split()
     os.kill(int(rank), signal.SIGKILL)

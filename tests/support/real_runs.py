@@ -99,7 +99,7 @@ class LiveRun:
         return Run(self.path, code, self.output())
 
     async def until(self, condition: Callable[[Message], bool], what: str) -> Message:
-        """The first heartbeat, metric or phase on the bus that the condition holds for."""
+        """The first heartbeat, metric or phase on the bus that the condition holds for; the run must not end before."""
         bus = await connect(self.path)
         found: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
 
@@ -110,14 +110,22 @@ class LiveRun:
         subjects = (bus.subjects.heartbeat(), bus.subjects.metrics())
         watching = [asyncio.create_task(bus.subscribe(subject, look)) for subject in subjects]
         watching.append(asyncio.create_task(bus.follow(Phase, look)))
+        ended = asyncio.create_task(self._ended())
+        watching.append(ended)
         try:
             async with deadline(RUN_DEADLINE_S, what):
-                return await found
+                await asyncio.wait({found, ended}, return_when=asyncio.FIRST_COMPLETED)
+            assert found.done(), f"the run ended before {what}: {self.output()}"
+            return found.result()
         finally:
             for task in watching:
                 task.cancel()
             await asyncio.gather(*watching, return_exceptions=True)
             await bus.close()
+
+    async def _ended(self) -> None:
+        while self._process.poll() is None:
+            await asyncio.sleep(0.2)  # a waiting thread could not be cancelled
 
     def kill_launcher(self) -> None:
         """What is left of a failed test."""
