@@ -32,6 +32,7 @@ HEARTBEAT = m.Heartbeat(
     in_flight=2,
     rss_bytes=2**31,
     waiting_for="policy 4",
+    waits=[m.Wait(what="the fence of policy 4", since=1_764_000_000.5, until=1_764_000_060.5, on=["coordinator"])],
 )
 
 MESSAGES: tuple[m.Message, ...] = (

@@ -23,6 +23,7 @@ from beamline.protocol.section import (
     check_choice,
     check_name,
 )
+from beamline.protocol.telemetry_config import TelemetrySection
 from beamline.protocol.weights_config import WeightsSection
 
 
@@ -219,6 +220,7 @@ class RunConfig(Section, kw_only=True):
     trainer: TrainerSection = TrainerSection()
     weights: WeightsSection = WeightsSection()
     bus: BusSection = BusSection()
+    telemetry: TelemetrySection = TelemetrySection()
 
     def __post_init__(self) -> None:
         sampling, overlong = self.rollout.sampling, self.reward.overlong

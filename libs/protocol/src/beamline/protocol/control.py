@@ -2,7 +2,9 @@
 
 from enum import StrEnum
 
-from beamline.protocol.base import Message
+from msgspec import field
+
+from beamline.protocol.base import Message, Part
 from beamline.protocol.ring import PhaseName
 
 
@@ -12,6 +14,18 @@ class WorkerState(StrEnum):
     BUSY = "busy"
     PAUSED = "paused"
     DRAINING = "draining"
+
+
+class Wait(Part, kw_only=True):
+    """Something that a worker waits for at this moment. Times are Unix seconds."""
+
+    what: str
+    """In words, such as "PolicyUpdate for step 3 from the trainer"."""
+    since: float
+    until: float
+    """When it gives up and says so; 0 for a wait that ends with the run."""
+    on: list[str] = field(default_factory=list[str])
+    """Services or workers that must act for it to end, where that is known."""
 
 
 class Heartbeat(Message, kw_only=True, tag="Heartbeat/1"):
@@ -27,6 +41,8 @@ class Heartbeat(Message, kw_only=True, tag="Heartbeat/1"):
     in_flight: int
     rss_bytes: int
     waiting_for: str = ""
+    waits: list[Wait] = field(default_factory=list[Wait])
+    """Oldest first; the newest ones are left out where there are very many."""
 
 
 class ServiceFailed(Message, kw_only=True, tag="ServiceFailed/1"):
@@ -39,7 +55,7 @@ class ServiceFailed(Message, kw_only=True, tag="ServiceFailed/1"):
 
 
 class Metrics(Message, kw_only=True, tag="Metrics/1"):
-    """One service's numbers, for one step or live (`step` -1)."""
+    """One service's numbers, for one step or live (`step` -1), under the names of `metric_schema`."""
 
     service: str
     worker: str

@@ -15,6 +15,7 @@ from beamline.protocol.control import (
     StatusReply,
     StatusRequest,
     StopRequest,
+    Wait,
     WorkerState,
 )
 from beamline.protocol.ring import (
@@ -96,5 +97,6 @@ __all__ = [
     "TrainBatch",
     "TrainGroup",
     "TrajectoryGroup",
+    "Wait",
     "WorkerState",
 ]

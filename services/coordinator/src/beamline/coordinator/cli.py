@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from beamline.coordinator.data_cli import data_app
+from beamline.coordinator.observe_cli import RunName, Runs, observe_app
 from beamline.protocol.errors import BeamlineError, ConfigError
 
 if TYPE_CHECKING:
@@ -21,12 +22,11 @@ if TYPE_CHECKING:
 
 HELP = "Train mixture-of-experts language models with reinforcement learning. --debug shows an error's traceback."
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=HELP)
+app.add_typer(observe_app)
 app.add_typer(data_app, name="data")
 doctor_app = typer.Typer(no_args_is_help=True, help="Find out what is wrong.")
 app.add_typer(doctor_app, name="doctor")
 
-RunName = Annotated[str, typer.Argument(metavar="RUN", help="The run's name under --runs, or its folder.")]
-Runs = Annotated[Path, typer.Option("--runs", help="The folder that holds the runs.")]
 WIDE = 240
 """Columns for a table that is not to be squeezed into a narrow terminal or a pipe."""
 CONFIG_EXIT = 2
@@ -148,23 +148,6 @@ def resume(run: RunName, runs: Runs = Path("runs")) -> None:
     from beamline.protocol.messages import ResumeRequest
 
     _tell(run, runs, ResumeRequest(), "goes on")
-
-
-@app.command()
-def metrics(
-    run: RunName,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
-    runs: Runs = Path("runs"),
-) -> None:
-    """Print the run's metrics, one JSON object a line."""
-    from beamline.coordinator.launch.find_run import find_run
-    from beamline.coordinator.launch.follow_metrics import follow_metrics, metrics_file
-
-    run_dir = find_run(run, runs)
-    if follow:
-        asyncio.run(follow_metrics(run_dir, sys.stdout.buffer))
-    else:
-        sys.stdout.buffer.write(metrics_file(run_dir).read_bytes())
 
 
 @app.command()
