@@ -1,6 +1,7 @@
 """Phases as a lease on device memory: colocated services take turns, disaggregated ones never wait."""
 
 from collections.abc import Awaitable, Callable, Iterable
+from itertools import starmap
 from typing import Protocol
 
 from beamline.coordinator.roster import Roster
@@ -134,11 +135,11 @@ class ColocatedLease:
             )
         except DeadlineExceeded as waited:
             late = f"{waited} (coordinator.lease_deadline_s)"
-        reports = {worker: self._roster.release_of(worker, sequence) for worker in self._alive(former)}
-        keeping = [worker for worker, report in reports.items() if report is not None and not is_honoured(report)]
+        reports = [(worker, self._roster.release_of(worker, sequence)) for worker in self._alive(former)]
+        keeping = [worker for worker, report in reports if report is not None and not is_honoured(report)]
         if late or keeping:
             broken = late or f"{_names(keeping)} kept device memory that {holder} needs in phase {phase}"
-            sides = [*map(_former_side, reports, reports.values()), *map(_waiting_side, self._alive(holder))]
+            sides = [*starmap(_former_side, reports), *map(_waiting_side, self._alive(holder))]
             raise BeamlineError(f"the lease was not honoured: {broken}. {'; '.join(sides)}. {MENDS[former]}")
 
     def _alive(self, service: str) -> list[Heartbeat]:
