@@ -3,6 +3,7 @@
 import asyncio
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -12,8 +13,10 @@ from beamline.protocol import messages as m
 from beamline.protocol.config import BusSection, RunConfig, RunSection
 from beamline.runtime.deadline import deadline
 from beamline.runtime.run_files import read_config, write_config
+from beamline.runtime.service import HEARTBEAT_EVERY_S
 from beamline.runtime.shm_blobs import sweep
 from brokers import SUBJECTS, NatsBroker, Tasks
+from tiny_service import START_S
 
 TINY_SERVICE = Path(__file__).parents[1] / "support" / "tiny_service.py"
 CONFIG = RunConfig(run=RunSection(name=SUBJECTS.run), bus=BusSection(prefix=SUBJECTS.prefix))
@@ -70,6 +73,21 @@ async def test_it_beats_and_drains(nats: NatsBroker, run_dir: Path, tasks: Tasks
     assert code == 0
     assert "drains after SIGTERM" in text
     assert "most recent call first" in text, "SIGUSR1 writes the stacks"
+
+
+async def test_that_it_has_started_is_told_at_once(nats: NatsBroker, run_dir: Path, tasks: Tasks) -> None:
+    coordinator = await nats.client("coordinator")
+    beats = Listener()
+    tasks.start(coordinator.subscribe(SUBJECTS.heartbeat(), beats))
+    process = await start("--run-dir", str(run_dir), "--worker", "slow")
+    told = {}
+    while m.WorkerState.READY not in told:
+        heartbeat = await beats.next("a heartbeat of a ready worker")
+        assert isinstance(heartbeat, m.Heartbeat)
+        told[heartbeat.state] = time.monotonic()
+    assert START_S / 2 < told[m.WorkerState.READY] - told[m.WorkerState.STARTING] < HEARTBEAT_EVERY_S - START_S
+    process.terminate()
+    assert (await end_of(process))[0] == 0
 
 
 async def test_a_second_signal_ends_it_at_once(nats: NatsBroker, run_dir: Path) -> None:

@@ -6,8 +6,13 @@ from beamline.protocol.errors import ConfigError
 from beamline.protocol.messages import WorkerState
 from beamline.runtime.service import ServiceContext, run_service
 
+START_S = 0.2
+"""How long the worker `slow` is starting."""
+
 
 async def main(context: ServiceContext) -> None:
+    if context.worker == "slow":
+        await asyncio.sleep(START_S)
     context.status.state = WorkerState.READY
     context.status.policy_version = 7
     match context.worker:

@@ -36,14 +36,26 @@ DRAIN_S = 30.0
 EXIT_DONE, EXIT_FAILED, EXIT_CONFIG, EXIT_NO_BUS = 0, 1, 2, 3
 
 
-@dataclass
 class WorkerStatus:
     """What the heartbeat tells; the service keeps it up to date."""
 
-    state: WorkerState = WorkerState.STARTING
-    policy_version: int = -1
-    in_flight: int = 0
-    waiting_for: str = ""
+    def __init__(self) -> None:
+        self.policy_version = -1
+        self.in_flight = 0
+        self.waiting_for = ""
+        self.started = asyncio.Event()
+        """Set when the worker is no longer starting."""
+        self._state = WorkerState.STARTING
+
+    @property
+    def state(self) -> WorkerState:
+        return self._state
+
+    @state.setter
+    def state(self, state: WorkerState) -> None:
+        self._state = state
+        if state is not WorkerState.STARTING:
+            self.started.set()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +205,17 @@ async def _beat(context: ServiceContext) -> None:
             await context.bus.publish(heartbeat)
         except BeamlineError as error:
             log.warning("no heartbeat: %s", error)
+        await _until_next_beat(heartbeat.state, status)
+
+
+async def _until_next_beat(told: WorkerState, status: WorkerStatus) -> None:
+    """A whole interval, but that a worker has started is told at once: a run's start waits for it."""
+    if told is not WorkerState.STARTING:
         await asyncio.sleep(HEARTBEAT_EVERY_S)
+        return
+    with suppress(TimeoutError):
+        async with asyncio.timeout(HEARTBEAT_EVERY_S):
+            await status.started.wait()
 
 
 def rss_bytes() -> int:
