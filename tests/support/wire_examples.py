@@ -169,6 +169,7 @@ MESSAGES: tuple[m.Message, ...] = (
         ledger={"issued": 8, "trained": 6},
         workers=[HEARTBEAT],
         metrics={"reward/mean": 0.25},
+        left_out={"rollout-0": "a checksum differs"},
     ),
 )
 

@@ -105,3 +105,5 @@ class StatusReply(Message, kw_only=True, tag="StatusReply/1"):
     ledger: dict[str, int]
     workers: list[Heartbeat]
     metrics: dict[str, float]
+    left_out: dict[str, str] = field(default_factory=dict[str, str])
+    """Workers without which the run goes on at present, each with the reason."""

@@ -40,6 +40,7 @@ class Control:
             ledger=core.ledger.counts(),
             workers=self._workers(),
             metrics=core.metrics,
+            left_out=core.roster.left_out(),
         )
 
     def _workers(self) -> list[m.Heartbeat]:

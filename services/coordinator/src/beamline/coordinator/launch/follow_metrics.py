@@ -1,13 +1,12 @@
 """The metrics file as it grows: the bus says when to look, the file is what is shown."""
 
 import asyncio
-import fcntl
-import threading
 from pathlib import Path
 from typing import BinaryIO
 
 from beamline.coordinator.launch.ask import connect
-from beamline.coordinator.launch.run_folder import LOCK_FILE, in_use
+from beamline.coordinator.launch.run_end import run_end
+from beamline.coordinator.launch.run_folder import in_use
 from beamline.protocol.errors import ConfigError
 from beamline.protocol.messages import Message
 
@@ -37,7 +36,7 @@ async def follow_metrics(run_dir: Path, output: BinaryIO) -> None:
     await copy()
     if not in_use(run_dir):
         return
-    bus, ended = await connect(run_dir), _ended(run_dir)
+    bus, ended = await connect(run_dir), run_end(run_dir)
     subjects = (bus.subjects.metrics("coordinator"), bus.subjects.evaluation)
     following = [asyncio.create_task(bus.subscribe(subject, copy)) for subject in subjects]
     try:
@@ -47,18 +46,3 @@ async def follow_metrics(run_dir: Path, output: BinaryIO) -> None:
         for task in following:
             task.cancel()
         await bus.close()
-
-
-def _ended(run_dir: Path) -> asyncio.Future[None]:
-    """Done when the run's launcher gives up its lock. The thread is a daemon: Ctrl-C need not wait for it."""
-    loop = asyncio.get_running_loop()
-    ended: asyncio.Future[None] = loop.create_future()
-
-    def wait() -> None:
-        with (run_dir / LOCK_FILE).open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH)
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(ended.set_result, None)
-
-    threading.Thread(target=wait, daemon=True).start()
-    return ended
