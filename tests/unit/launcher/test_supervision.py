@@ -2,11 +2,12 @@
 
 import asyncio
 import json
+import time
 from pathlib import Path
 
 import pytest
 
-from beamline.coordinator.launch.run import run
+from beamline.coordinator.launch.run import DRAIN_DEADLINE_S, run
 from beamline.coordinator.launch.supervisor import RestartPolicy, RunFailed, Supervisor
 from beamline.protocol.config import RunConfig
 from beamline.protocol.errors import ConfigError
@@ -61,6 +62,14 @@ async def test_a_trainer_that_died_stops_the_run_with_its_traceback_and_log(conf
     assert "trainer ended with exit code 1; the optimizer's state went with it" in text
     assert "RuntimeError: the loss is NaN at step 3" in text
     assert str(Path(config.run.dir) / "trial" / "logs" / "trainer.log") in text
+    assert_nothing_left(Path(config.run.dir) / "trial")
+
+
+async def test_a_coordinator_in_mid_step_keeps_nobody_waiting(config: RunConfig) -> None:
+    started = time.monotonic()
+    with pytest.raises(RunFailed, match="the loss is NaN"):
+        await run_with(config, LineDisplay(), trainer="crash", coordinator="deaf")
+    assert time.monotonic() - started < DRAIN_DEADLINE_S / 2
     assert_nothing_left(Path(config.run.dir) / "trial")
 
 

@@ -65,10 +65,11 @@ def environment(base: Mapping[str, str], threads: int) -> dict[str, str]:
 class LocalWorker:
     """A process and what it started; its process group bears its pid."""
 
-    def __init__(self, process: asyncio.subprocess.Process, guard: Guard) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, guard: Guard, service: str) -> None:
         self._process = process
         self._guard = guard
         self.pid = process.pid
+        self.service = service
 
     async def wait(self) -> int:
         code = await self._process.wait()
@@ -107,7 +108,7 @@ class LocalLauncher:
                 start_new_session=True,
             )
         self._guard.watch(process.pid)
-        worker = LocalWorker(process, self._guard)
+        worker = LocalWorker(process, self._guard, spec.service)
         self._workers = [other for other in self._workers if not other.ended] + [worker]
         return worker
 
@@ -115,10 +116,11 @@ class LocalLauncher:
         running = [worker for worker in self._workers if not worker.ended]
         for worker in running:
             worker.signal(signal.SIGTERM)
-        ends = [asyncio.ensure_future(worker.wait()) for worker in running]
-        if ends:
-            await asyncio.wait(ends, timeout=deadline_s)
+        ends = {worker: asyncio.ensure_future(worker.wait()) for worker in running}
+        # A coordinator finishes its step before it drains, which it cannot without the others.
+        if others := [end for worker, end in ends.items() if worker.service != "coordinator"]:
+            await asyncio.wait(others, timeout=deadline_s)
         for worker in running:
             end_group(worker.pid)
-        await asyncio.gather(*ends)
+        await asyncio.gather(*ends.values())
         self._workers = []
