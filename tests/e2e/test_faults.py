@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from beamline.coordinator.observe.log_lines import read_lines
 from beamline.protocol.messages import Heartbeat, Message, Metrics
 from real_runs import LiveRun, Run, processes_of, run_to_end, shared_memory_of
 
@@ -29,8 +30,9 @@ def kill(heartbeat: Message) -> None:
 
 def trained_groups(run: Run) -> list[str]:
     """Group ids in the order in which the trainer says that it trained them."""
-    log = (run.path / "logs" / "trainer.log").read_text()
-    return [group for line in re.findall(r"step \d+ trains (.*)", log) for group in line.split()]
+    log = (run.path / "logs" / "trainer.log").read_bytes().split(b"\n")
+    said = (re.fullmatch(r"step \d+ trains (.*)", record.message) for record in read_lines("trainer", log))
+    return [group for found in said if found for group in found[1].split()]
 
 
 async def test_services_killed_at_any_moment_cost_nothing(live: LiveRun):

@@ -98,3 +98,6 @@ def test_the_last_words_of_a_log(tmp_path: Path) -> None:
     assert last_words(log) == f"The end of its log, {log}:\n  Traceback (most recent call last):\n    x\n  Oops: 3"
     log.write_text("starting\nerror: model.path=x is not a directory\nnats: closed\n")
     assert refusal(log) == "model.path=x is not a directory"
+    error = '{"time":"2026-01-31T12:00:00.000Z","level":"ERROR","worker":"trainer","logger":"a","message":"it ends",'
+    log.write_text(error + '"exception":"Traceback (most recent call last):\\n  x\\nOops: 4"}\n')
+    assert last_words(log) == f"The end of its log, {log}:\n  Traceback (most recent call last):\n    x\n  Oops: 4"

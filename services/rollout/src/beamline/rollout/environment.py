@@ -3,11 +3,14 @@
 Called by the entry point, before anything imports vllm.
 """
 
+import logging
 import os
 
 VLLM_ENVIRONMENT = {
     "VLLM_PLUGINS": "beamline",
     "VLLM_LOGGING_LEVEL": "WARNING",
+    # Its loggers have no handlers of their own: what they say goes where this service's own lines go.
+    "VLLM_CONFIGURE_LOGGING": "0",
     "VLLM_NO_USAGE_STATS": "1",
     # A run never downloads: model, tokenizer and data lie on disk before it starts.
     "HF_HUB_OFFLINE": "1",
@@ -33,6 +36,7 @@ def prepare(num_threads: int, num_ranks: int = 1) -> None:
     """
     for name, value in VLLM_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"].upper())
     total = int(os.environ.get("OMP_NUM_THREADS", num_threads))
     os.environ["OMP_NUM_THREADS"] = str(max(1, total // num_ranks))
 

@@ -4,7 +4,6 @@ import argparse
 import asyncio
 import faulthandler
 import importlib
-import logging
 import os
 import signal
 import sys
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING
 from beamline.protocol.errors import ConfigError
 from beamline.protocol.subjects import Subjects
 from beamline.runtime.blob_store import BlobStore
+from beamline.runtime.json_log import set_up_logging
 from beamline.runtime.run_files import read_config
 from beamline.runtime.service import EXIT_CONFIG, EXIT_FAILED
 from beamline.trainer import commands, environment
@@ -36,7 +36,8 @@ def main() -> None:
     arguments = parser.parse_args()
     last_words = _take_stdout()
     faulthandler.enable()
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=_log_format(arguments.rank), force=True)
+    faulthandler.register(signal.SIGUSR1)
+    set_up_logging(f"trainer-rank-{arguments.rank}")
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # rank 0 drains, and then closes the input
     try:
@@ -113,10 +114,6 @@ def _take_stdout() -> int:
 def _end(code: int, descriptor: int, last_words: str) -> None:
     os.write(descriptor, last_words.encode())
     os._exit(code)  # the policy's thread may be waiting for ranks that are gone
-
-
-def _log_format(rank: int) -> str:
-    return f"%(asctime)s %(levelname)s trainer rank {rank} %(name)s: %(message)s"
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from beamline.coordinator.launch.launcher import Launcher, WorkerSpec
+from beamline.coordinator.observe.log_lines import tail
 from beamline.protocol.errors import BeamlineError, ConfigError
 from beamline.runtime.service import EXIT_CONFIG, EXIT_FAILED
 
@@ -126,23 +127,15 @@ def ending(spec: WorkerSpec, code: int) -> str:
 
 def refusal(log: Path) -> str:
     """The last error line of a log: a service's reason for not starting. Empty if there is none."""
-    reasons = [line for line in _tail(log) if line.startswith("error: ")]
+    reasons = [line for line in tail(log) if line.startswith("error: ")]
     return reasons[-1].removeprefix("error: ") if reasons else ""
 
 
 def last_words(log: Path) -> str:
     """The log's path and the last traceback in it, or else its last lines."""
-    lines = _tail(log)
+    lines = tail(log)
     if not lines:
         return f"It wrote nothing to its log, {log}"
     starts = [index for index, line in enumerate(lines) if "Traceback (most recent call last)" in line]
     shown = lines[starts[-1] :] if starts else lines
     return "\n".join([f"The end of its log, {log}:", *(f"  {line}" for line in shown[-NUM_TAIL_LINES:])])
-
-
-def _tail(log: Path, num_bytes: int = 32 * 1024) -> list[str]:
-    if not log.is_file():
-        return []
-    with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - num_bytes))
-        return [line.rstrip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
