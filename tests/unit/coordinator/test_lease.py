@@ -20,7 +20,7 @@ class Shared:
         for service, worker in workers:
             self.roster.record_heartbeat(heartbeat(service, worker, rss_bytes=50 * MIB), self.now)
         self.lease = ColocatedLease(
-            self.publish, lambda c, w: self.pulse.when(c, w, deadline_s), self.roster, lambda: self.now, 0
+            self.publish, lambda c, w, on: self.pulse.when(c, w, deadline_s, on), self.roster, lambda: self.now, 0
         )
 
     async def publish(self, phase: m.Phase) -> None:

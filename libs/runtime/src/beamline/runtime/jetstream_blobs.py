@@ -5,12 +5,14 @@ import asyncio
 from nats.aio.msg import Msg
 from nats.js import api
 
-from beamline.protocol.errors import BlobError
+from beamline.protocol.errors import BlobError, DeadlineExceeded
 from beamline.protocol.messages import BlobRef
 from beamline.protocol.subjects import Subjects
 from beamline.runtime.blob_ref import check_names, check_owner, make_ref, missing, verify
+from beamline.runtime.deadline import deadline
 from beamline.runtime.nats_connection import NatsConnection
 from beamline.runtime.nats_pull import PullRequest
+from beamline.runtime.waits import BROKER
 
 CHUNK_BYTES = 1024 * 1024
 """JetStream slows down with larger messages."""
@@ -44,10 +46,10 @@ class JetStreamBlobStore:
     async def get(self, ref: BlobRef) -> memoryview:
         check_names(ref)
         try:
-            async with asyncio.timeout(_DEADLINE_S):
+            async with deadline(_DEADLINE_S, f"the chunks of blob {ref.owner}/{ref.key}", on=BROKER):
                 while (chunks := await self._fetch(ref)) is None:
                     pass
-        except TimeoutError:
+        except DeadlineExceeded:
             raise BlobError(f"blob {ref.owner}/{ref.key}: its chunks did not arrive within {_DEADLINE_S:g} s") from None
         lost = [str(index) for index in range(_num_chunks(ref)) if index not in chunks]
         if lost:

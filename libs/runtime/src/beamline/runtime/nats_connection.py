@@ -20,6 +20,7 @@ from nats.js import JetStreamContext
 
 from beamline.protocol.errors import BeamlineError, BusUnavailable, DeadlineExceeded, PermissionDenied
 from beamline.runtime.credentials import Credentials
+from beamline.runtime.waits import BROKER
 
 log = logging.getLogger(__name__)
 
@@ -172,8 +173,9 @@ class NatsConnection:
         waiting = self._asked.setdefault(subject.lower(), set())
         waiting.add(denied)
         try:
-            async with asyncio.timeout(deadline_s):
-                return await self._try(subject, attempt, denied)
+            with waiting(what, within_s=deadline_s, on=BROKER):
+                async with asyncio.timeout(deadline_s):
+                    return await self._try(subject, attempt, denied)
         except TimeoutError:
             raise DeadlineExceeded(f"{what} ({self._state})", deadline_s) from None
         finally:

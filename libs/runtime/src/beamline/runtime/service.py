@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import sys
+import time
 import traceback
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -21,11 +22,12 @@ from typing import Any, NoReturn
 
 from beamline.protocol.config import RunConfig
 from beamline.protocol.errors import BeamlineError, BusUnavailable, ConfigError
-from beamline.protocol.messages import Heartbeat, ServiceFailed, WorkerState
+from beamline.protocol.messages import Heartbeat, ServiceFailed, Wait, WorkerState
 from beamline.protocol.subjects import Subjects
 from beamline.runtime.blob_store import BlobStore
 from beamline.runtime.bus import Bus
 from beamline.runtime.run_files import read_config
+from beamline.runtime.waits import WAITS
 
 log = logging.getLogger(__name__)
 
@@ -42,10 +44,29 @@ class WorkerStatus:
     def __init__(self) -> None:
         self.policy_version = -1
         self.in_flight = 0
-        self.waiting_for = ""
         self.started = asyncio.Event()
         """Set when the worker is no longer starting."""
         self._state = WorkerState.STARTING
+        self._wait: Wait | None = None
+
+    @property
+    def waiting_for(self) -> str:
+        """What keeps the worker from its work, in words; empty when nothing does."""
+        return self._wait.what if self._wait else ""
+
+    @waiting_for.setter
+    def waiting_for(self, what: str) -> None:
+        self.wait_for(what)
+
+    def wait_for(self, what: str, on: Sequence[str] = ()) -> None:
+        """As `waiting_for`, with the services that must act for it to end; repeating a wait does not begin it anew."""
+        if what != self.waiting_for:
+            self._wait = Wait(what=what, since=time.time(), until=0.0, on=list(on)) if what else None
+
+    @property
+    def waits(self) -> list[Wait]:
+        """What keeps the worker from its work, then the oldest of its other waits."""
+        return [*([self._wait] if self._wait else []), *WAITS.told()]
 
     @property
     def state(self) -> WorkerState:
@@ -200,6 +221,7 @@ async def _beat(context: ServiceContext) -> None:
             in_flight=status.in_flight,
             rss_bytes=rss_bytes(),
             waiting_for=status.waiting_for,
+            waits=status.waits,
         )
         try:
             await context.bus.publish(heartbeat)

@@ -15,8 +15,17 @@ from beamline.protocol.errors import BeamlineError, ProtocolError, Rejected, Ret
 from beamline.protocol.messages import Message
 from beamline.runtime.bus import Gate, Handler, OnRejected
 from beamline.runtime.trace_context import handling_span
+from beamline.runtime.waits import waiting
 
 log = logging.getLogger(__name__)
+
+_INPUTS = {
+    "coordinator": ("an answer from the ring", ("rollout", "reward", "trainer")),
+    "rollout": ("a prompt group", ("coordinator",)),
+    "reward": ("a trajectory group to grade", ("rollout",)),
+    "trainer": ("a train batch", ("coordinator",)),
+}
+"""By service, what its queue brings, and who puts it there."""
 
 _GATE_GRACE_S = 0.5
 """How long an input that came before the gate was open is kept for it, so long as it may be held at all."""
@@ -133,7 +142,9 @@ class WorkQueue:
                 await self._slot_freed.wait()
             if self._gate is not None:
                 await self._gate()
-            delivery = await self._source.take(self._num_free)
+            what, on = _INPUTS.get(self._service, ("an input", ()))
+            with waiting(what, on=on):
+                delivery = await self._source.take(self._num_free)
             self._unsettled[delivery] = None
             # Inputs and the news that opens the gate come by different ways: an input may be the first. Giving it back
             # withdraws a pull, and what the broker has on its way then is lost until its ack wait ends.
@@ -158,7 +169,7 @@ class WorkQueue:
             return
         holding = asyncio.create_task(self._hold(delivery))
         try:
-            with handling_span(self._service, message, delivery.headers):
+            with handling_span(self._service, message, delivery.headers, delivery.num_delivered):
                 result = await self._result(message, delivery.num_delivered)
                 if result is not None:
                     await self._publish(result)

@@ -43,20 +43,24 @@ class Coordinator:
         self.inbox = Inbox(core, admission, evaluator)
         self.ready = Readiness(core)
         self.fence = FenceKeeper(core)
-        self.drawing = Drawing(core, lambda: self.when(self.ledger.next_batch, self.ready.missing_groups))
+        missing_groups = self.ready.missing_groups
+        self.drawing = Drawing(core, lambda: self.when(self.ledger.next_batch, missing_groups, "rollout", "reward"))
         self.clock = PhaseClock()
 
     async def run(self) -> None:
         """The whole run: wait for the workers, then evaluate and step until the last step, save, write the summary."""
-        await self.start()
+        traces = self.core.traces
+        with traces.start():
+            await self.start()
         while self.ledger.step < self.core.last_step:
+            with traces.step(self.ledger.step + 1):
+                await self.evaluate_if_due()
+                await self.run_step()
+        with traces.finish():
             await self.evaluate_if_due()
-            await self.run_step()
-        await self.evaluate_if_due()
-        await self.checkpoint()
-        await self.finish()
+            await self.checkpoint()
+            await self.finish()
 
-    @tracer.start_as_current_span("step")
     async def run_step(self) -> None:
         """Turn policy step-1 into policy step. Waits for scored groups, for the trainer, and for the workers' loads."""
         self.clock.start()
@@ -77,10 +81,11 @@ class Coordinator:
         step = self.ledger.step + 1
         with self.clock.phase("train"):
             await self.enter(m.PhaseName.TRAIN)
-            await self.core.bus.publish(self.core.batcher.train_batch(step, self.ledger.batch(step)))
+            await self.core.bus.publish(self.core.batcher.train_batch(step, self.ledger.batch(step), self.ledger.traceparents(step)))
             update = await self.when(
                 lambda: self.ready.update(step),
                 lambda: f"PolicyUpdate for step {step} from the trainer",
+                "trainer",
             )
             # Before the journal ends the step: a coordinator that dies in between must not lose its figures.
             self.recorder.keep_step(step, self.figures(drawn, update))
@@ -97,6 +102,7 @@ class Coordinator:
             await self.fence.let_through(update.policy_version)
             self.ledger.record_loaded(update.policy_version)
 
+    @tracer.start_as_current_span("report")
     async def report(self, drawn: list[m.ScoredGroup], update: m.PolicyUpdate) -> None:
         """Write the step down and tell whoever follows the run."""
         values = {**self.figures(drawn, update), **self.clock.spent()}
@@ -137,15 +143,16 @@ class Coordinator:
         self.clock.start()
         with self.clock.phase("checkpoint"):
             await self.enter(m.PhaseName.CHECKPOINT)
-            await self.when(self.ready.saved, lambda: f"the trainer's checkpoint of step {self.ledger.step}")
+            await self.when(self.ready.saved, lambda: f"the trainer's checkpoint of step {self.ledger.step}", "trainer")
         self.recorder.record_step(self.ledger.step, self.clock.spent())
 
     async def start(self) -> None:
         """Wait until every service is alive, then take the newest policy through the workers, perhaps once more."""
         await self.admission.republish()
         deadline_s = self.core.config.coordinator.start_deadline_s
-        await self.core.pulse.when(lambda: not self.ready.missing_services(), self.ready.missing_services, deadline_s)
-        newest = await self.when(lambda: self.ready.update(self.ledger.step), lambda: "the trainer's policy")
+        missing = self.ready.missing_services
+        await self.core.pulse.when(lambda: not missing(), missing, deadline_s, on=self.ready.missing_names)
+        newest = await self.when(lambda: self.ready.update(self.ledger.step), lambda: "the trainer's policy", "trainer")
         await self.fence.let_through(newest.policy_version)
         self.ledger.record_loaded(self.ledger.step)
         self.core.pulse.beat()
@@ -170,9 +177,9 @@ class Coordinator:
             await self.lease.acquire(phase, self.ledger.step + 1, self.ledger.step)
             self.core.pulse.beat()
 
-    async def when[T](self, condition: Callable[[], T | None], waiting_for: Callable[[], str]) -> T:
-        """Wait on the state, at most `coordinator.step_deadline_s`."""
-        return await self.core.pulse.when(condition, waiting_for, self.core.config.coordinator.step_deadline_s)
+    async def when[T](self, condition: Callable[[], T | None], waiting_for: Callable[[], str], *on: str) -> T:
+        """Wait for services to change the state, at most `coordinator.step_deadline_s`."""
+        return await self.core.pulse.when(condition, waiting_for, self.core.config.coordinator.step_deadline_s, on)
 
     async def serve(self) -> None:
         """The whole coordinator: the main loop with the loops beside it; returns when the main loop has.

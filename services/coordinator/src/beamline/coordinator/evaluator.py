@@ -60,6 +60,7 @@ class Evaluator:
             lambda: all(evaluation.complete for evaluation in self._running),
             lambda: f"{sum(e.num_waiting for e in self._running)} problems of the evaluation at step {step}",
             self._core.config.coordinator.step_deadline_s,
+            on=("rollout", "reward"),
         )
         return await self._finish(step)
 

@@ -87,6 +87,7 @@ class FenceKeeper:
             lambda: self._is_replaced(passage) or not passage.awaited(goal),
             lambda: f"{', '.join(passage.awaited(goal))} to {WORDS[goal]} policy {passage.policy_version}",
             deadline_s,
+            on=lambda: passage.awaited(goal),
         )
 
     def _is_replaced(self, passage: Passage) -> bool:

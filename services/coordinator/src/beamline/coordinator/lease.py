@@ -7,6 +7,7 @@ from typing import Protocol
 from beamline.coordinator.roster import Roster
 from beamline.protocol.errors import BeamlineError, DeadlineExceeded
 from beamline.protocol.messages import Heartbeat, LeaseReport, Phase, PhaseName
+from beamline.runtime.waits import Names
 
 HOLDERS = {
     PhaseName.START: "",
@@ -33,8 +34,8 @@ TOLERANCE_BYTES, TOLERANCE_SHARE = MIB, 0.01
 ones. The next holder loses no more by it than by the noise of its own allocations."""
 
 type Publish = Callable[[Phase], Awaitable[None]]
-type When = Callable[[Callable[[], bool], Callable[[], str]], Awaitable[object]]
-"""Wait until a condition over the coordinator's state holds; the text says what is awaited."""
+type When = Callable[[Callable[[], bool], Callable[[], str], Names], Awaitable[object]]
+"""Wait until a condition over the coordinator's state holds; the text says what is awaited, the names of whom."""
 
 
 class Lease(Protocol):
@@ -132,6 +133,7 @@ class ColocatedLease:
             await self._when(
                 lambda: not silent(),
                 lambda: f"{_names(silent())} to release device memory before phase {phase}",
+                lambda: [worker.worker for worker in silent()],
             )
         except DeadlineExceeded as waited:
             late = f"{waited} (coordinator.lease_deadline_s)"

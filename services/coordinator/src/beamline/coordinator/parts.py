@@ -20,7 +20,7 @@ async def make_lease(core: Core) -> Lease:
     deadline_s = core.config.coordinator.lease_deadline_s
     return ColocatedLease(
         core.bus.publish,
-        lambda condition, waiting_for: core.pulse.when(condition, waiting_for, deadline_s),
+        lambda condition, waiting_for, on: core.pulse.when(condition, waiting_for, deadline_s, on),
         core.roster,
         time.monotonic,
         first_sequence,

@@ -5,6 +5,9 @@ import time
 from beamline.coordinator.core import Core
 from beamline.protocol.messages import CheckpointSaved, PolicyUpdate
 
+MAX_NAMED = 4
+"""Groups that are named one by one."""
+
 
 class Readiness:
     """Questions that change nothing."""
@@ -23,18 +26,33 @@ class Readiness:
         return saved if saved and saved.step == self._core.ledger.step else None
 
     def missing_groups(self) -> str:
-        """What a batch still lacks."""
+        """What a batch still lacks, with the names of the oldest groups that nobody has answered."""
         ledger, need = self._core.ledger, self._core.config.rollout.sampling.groups_per_step
-        return f"{need - ledger.num_fresh()} of {need} groups of step {ledger.step + 1} from rollout and reward"
+        names = sorted(prompt.group_id for prompt in ledger.unanswered())
+        shown = f" ({_some(names)})" if names else ""
+        return f"{need - ledger.num_fresh()} of {need} groups of step {ledger.step + 1}{shown} from rollout and reward"
 
     def missing_services(self) -> str:
         """What a start still lacks; empty when everyone is there."""
+        return ", ".join(text for _, text in self._missing())
+
+    def missing_names(self) -> list[str]:
+        """The services that `missing_services` waits for."""
+        return sorted({service for service, _ in self._missing()})
+
+    def _missing(self) -> list[tuple[str, str]]:
+        """By service, what is missing of it."""
         roster, now, step = self._core.roster, time.monotonic(), self._core.ledger.step
         replicas = self._core.config.rollout.replicas
-        missing = [f"a heartbeat of {name}" for name in ("reward", "trainer") if not roster.alive(name, now)]
+        missing = [(name, f"a heartbeat of {name}") for name in ("reward", "trainer") if not roster.alive(name, now)]
         if self.update(step) is None:
-            missing.append("the trainer's first policy" if step == 0 else f"policy {step} of the trainer")
+            policy = "the trainer's first policy" if step == 0 else f"policy {step} of the trainer"
+            missing.append(("trainer", policy))
         started = [worker.worker for worker in roster.started("rollout", now)]
         if len(started) < replicas:
-            missing.append(f"{replicas} rollout workers to start (now {started})")
-        return ", ".join(missing)
+            missing.append(("rollout", f"{replicas} rollout workers to start (now {started})"))
+        return missing
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:MAX_NAMED]) + (", ..." if len(names) > MAX_NAMED else "")

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from beamline.protocol.errors import DeadlineExceeded
+from beamline.runtime.waits import Names, waiting
 
 
 class Pulse:
@@ -23,18 +24,22 @@ class Pulse:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def when[T](self, condition: Callable[[], T | None], waiting_for: Callable[[], str], deadline_s: float) -> T:
+    async def when[T](
+        self, condition: Callable[[], T | None], waiting_for: Callable[[], str], deadline_s: float, on: Names = ()
+    ) -> T:
         """The condition's first value that is neither None nor False.
 
-        `waiting_for` says in words what is still missing; it is asked when somebody wants to know.
+        `waiting_for` says in words what is still missing; it is asked when somebody wants to know. `on` names the
+        services or workers that must act, likewise.
 
         Raises:
             DeadlineExceeded: it did not come within `deadline_s` seconds.
         """
         self.waiting_for = waiting_for
         try:
-            async with asyncio.timeout(deadline_s):
-                return await self.until(condition)
+            with waiting(waiting_for, within_s=deadline_s, on=on):
+                async with asyncio.timeout(deadline_s):
+                    return await self.until(condition)
         except TimeoutError:
             raise DeadlineExceeded(waiting_for(), deadline_s) from None
         finally:

@@ -20,6 +20,7 @@ from beamline.reward.frames import (
     encode_frame,
 )
 from beamline.runtime.foreign_code import HEADER
+from beamline.runtime.waits import waiting
 
 MEMORY_BYTES = 4 * 1024**3
 """Address space of a grading process."""
@@ -38,6 +39,7 @@ class GraderPool:
     def __init__(
         self, grader: str, settings: RewardSection, slots: asyncio.Semaphore, *, memory_bytes: int = MEMORY_BYTES
     ) -> None:
+        self._grader = grader
         self._timeout_s = settings.grade_timeout_s
         self._slots = slots
         self._server = ForkServer(grader, settings, memory_bytes=memory_bytes)
@@ -97,7 +99,8 @@ class GraderPool:
         reading = asyncio.ensure_future(_read_outcome(process.reader))
         try:
             # Not a cancelling timeout: an outcome that came while this process itself had to wait is in time.
-            done, _ = await asyncio.wait([reading], timeout=self._timeout_s)
+            with waiting(f"grader {self._grader} (process {process.pid}) to grade a text", within_s=self._timeout_s):
+                done, _ = await asyncio.wait([reading], timeout=self._timeout_s)
             if not done:
                 return Abstained("timeout", f"no verdict within {self._timeout_s:g} s"), False
             outcome = reading.result()

@@ -18,6 +18,7 @@ from beamline.protocol.reward_config import OverlongSection
 from beamline.reward.frames import Abstained, Outcome
 from beamline.reward.pool import Graders
 from beamline.runtime.blob_store import BlobStore
+from beamline.runtime.waits import waiting
 
 type Shaping = Callable[[float, int], float]
 """(raw reward, tokens of the response) -> reward."""
@@ -105,7 +106,8 @@ class Scorer:
             )
         whole = [reason not in UNGRADED for reason in group.finish_reasons]
         chosen = [text for text, is_whole in zip(texts, whole, strict=True) if is_whole]
-        graded = iter(await graders.grade(task.grader, chosen, task.ground_truth))
+        with waiting(f"{len(chosen)} texts of group {group.group_id} to be graded by {task.grader}"):
+            graded = iter(await graders.grade(task.grader, chosen, task.ground_truth))
         outcomes = [UNGRADED.get(reason) or next(graded) for reason in group.finish_reasons]
         for sample, outcome in enumerate(outcomes):
             if isinstance(outcome, Abstained):

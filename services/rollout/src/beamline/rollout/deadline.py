@@ -9,6 +9,7 @@ import time
 
 from beamline.protocol.messages import FinishReason, PromptGroup
 from beamline.rollout.engine import Completion, Sampler
+from beamline.runtime.waits import waiting
 
 
 class CutShort(Exception):
@@ -33,8 +34,10 @@ async def sample(sampler: Sampler, group: PromptGroup, answer_s: float) -> list[
     stop = asyncio.Event()
     timer = asyncio.get_running_loop().call_later(left_s - answer_s, stop.set)
     try:
-        async with asyncio.timeout(left_s):
-            completions = await sampler.generate(group, stop)
+        what = f"the engine to sample {len(group.seeds)} responses of group {group.group_id}"
+        with waiting(what, within_s=left_s):
+            async with asyncio.timeout(left_s):
+                completions = await sampler.generate(group, stop)
     except TimeoutError:
         raise _late() from None
     finally:

@@ -113,20 +113,24 @@ class Readiness:
 
     def waiting_for(self) -> str:
         """What keeps the worker from taking groups, in words; empty when nothing does."""
-        if self._served is None and self._newest < 0:
-            return "the trainer's first policy"
-        if self._due > self.policy_version:
-            return self._words_of_due()
-        if self._served is None:
-            return f"the fence of policy {self._newest}"
-        return "its phase" if self._released else ""
+        return self._wait()[0]
 
-    def _words_of_due(self) -> str:
+    def _wait(self) -> tuple[str, tuple[str, ...]]:
+        """As `waiting_for`, and who has to act: nobody else where the worker itself is at it."""
+        if self._served is None and self._newest < 0:
+            return "the trainer's first policy", ("trainer",)
+        if self._due > self.policy_version:
+            return self._wait_of_due()
+        if self._served is None:
+            return f"the fence of policy {self._newest}", ("coordinator",)
+        return ("its phase", ("coordinator",)) if self._released else ("", ())
+
+    def _wait_of_due(self) -> tuple[str, tuple[str, ...]]:
         if self._newest > self._due:
-            return f"the fence of policy {self._newest}"
+            return f"the fence of policy {self._newest}", ("coordinator",)
         if self._failure:
-            return f"a policy after {self._due}: {self._failure}"
-        return f"policy {self._due} to be activated"
+            return f"a policy after {self._due}: {self._failure}", ("trainer",)
+        return f"policy {self._due} to be activated", ()
 
     def _end_trial(self) -> None:
         self._on_trial = -1
@@ -134,8 +138,9 @@ class Readiness:
         self._tell()
 
     def _tell(self) -> None:
-        status, waiting_for = self._status, self.waiting_for()
-        status.policy_version, status.waiting_for = self.policy_version, waiting_for
+        status, (waiting_for, on) = self._status, self._wait()
+        status.policy_version = self.policy_version
+        status.wait_for(waiting_for, on)
         if waiting_for:
             self._open.clear()
             status.state = WorkerState.PAUSED

@@ -27,6 +27,7 @@ from beamline.protocol.messages import (
 )
 from beamline.runtime.blob_store import BlobStore
 from beamline.runtime.service import WorkerStatus, rss_bytes
+from beamline.runtime.waits import waiting
 from beamline.trainer import checkpoint
 from beamline.trainer.batch import Batch
 from beamline.trainer.canary import canary_tokens
@@ -104,7 +105,7 @@ class TrainerWorker:
         started = time.perf_counter()
         share = await self._rank.share(message, self._blobs)
         loaded_s = time.perf_counter() - started
-        stats = await self._run(self._train, message, share)
+        stats = await self._run(f"step {message.step} to be trained", self._train, message, share)
         self._trained_bytes = rss_bytes()
         stats = {**stats, "timing/train_load": loaded_s}
         self._update = await self._make_update(message.step, stats, share.failed_groups)
@@ -114,11 +115,12 @@ class TrainerWorker:
     async def on_phase(self, phase: Phase) -> None:
         """Release memory before rollout asks for the devices, and report it then; save where the phase says so."""
         if phase.phase in OTHERS_PHASES and self._settings.colocated and not phase.granted:
-            await self._publish(await self._run(self._release, phase.sequence))
+            await self._publish(await self._run("memory to be released", self._release, phase.sequence))
         elif phase.phase is PhaseName.SYNC and self._settings.colocated:
-            await self._run(self._rank.trim)  # while the engines load, so that the next phase need not wait for it
+            # While the engines load, so that the next phase need not wait for it.
+            await self._run("memory to be trimmed", self._rank.trim)
         elif phase.phase is PhaseName.CHECKPOINT and phase.granted:
-            await self._publish(await self._run(self._save))
+            await self._publish(await self._run("the checkpoint to be written", self._save))
 
     def _train(self, message: TrainBatch, share: Batch) -> dict[str, float]:
         o = self._settings.optimizer
@@ -134,7 +136,7 @@ class TrainerWorker:
 
     async def _make_update(self, step: int, stats: dict[str, float], failed_groups: dict[str, str]) -> PolicyUpdate:
         started = time.perf_counter()
-        manifest, canary = await self._run(self._export, step)
+        manifest, canary = await self._run(f"policy {step} to be exported", self._export, step)
         ref = await self._blobs.put(POLICY_OWNER, "manifest", manifest.encode())
         self._status.policy_version = step
         stats = {**stats, "timing/train_export": time.perf_counter() - started}
@@ -171,5 +173,7 @@ class TrainerWorker:
         size = checkpoint.num_bytes(folder)
         return CheckpointSaved(step=state.step, path=str(folder), num_bytes=size, save_s=time.perf_counter() - started)
 
-    async def _run[T, **P](self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: work(*args, **kwargs))
+    async def _run[T, **P](self, what: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Have the policy's thread, and with it all ranks, do `what`."""
+        with waiting(f"the policy's thread, and all ranks: {what}"):
+            return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: work(*args, **kwargs))
