@@ -21,6 +21,7 @@ TRAJECTORIES = m.BlobRef(
     owner="g-000007", key="trajectories-1", kind="trajectories", num_bytes=1234, checksum="0123456789abcdef"
 )
 ROUTED = m.BlobRef(owner="g-000007", key="routed-1", kind="routed_experts", num_bytes=99, checksum="fedcba9876543210")
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 FINISHED = [m.FinishReason.STOP, m.FinishReason.LENGTH]
 HEARTBEAT = m.Heartbeat(
     service="rollout",
@@ -47,6 +48,7 @@ MESSAGES: tuple[m.Message, ...] = (
         min_policy_version=3,
         deadline=1_764_000_000.5,
         keep_routes=True,
+        traceparent=TRACEPARENT,
     ),
     m.TrajectoryGroup(
         group_id="g-000007",
@@ -103,6 +105,7 @@ MESSAGES: tuple[m.Message, ...] = (
                 routed_experts=ROUTED,
                 advantages=[0.5, None],
                 rewards=[1.0, None],
+                traceparent=TRACEPARENT,
             )
         ],
         mini_batches=[m.MiniBatch(ranks=[[m.Place(group=0, sample=0)], []])],

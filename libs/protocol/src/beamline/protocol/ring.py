@@ -72,6 +72,8 @@ class PromptGroup(Message, kw_only=True, tag="PromptGroup/1"):
     """Unix time in seconds after which the group is failed."""
     keep_routes: bool = False
     """Of an evaluation: send the routed experts too, as every group that is trained on does."""
+    traceparent: str = ""
+    """W3C trace context in which it was issued."""
 
 
 class TrajectoryGroup(Message, kw_only=True, tag="TrajectoryGroup/1"):
@@ -152,6 +154,8 @@ class TrainGroup(Part, kw_only=True):
     advantages: list[float | None]
     rewards: list[float | None] = field(default_factory=list[float | None])
     """What the advantages are made of, where the trainer makes them again after it took off a divergence."""
+    traceparent: str = ""
+    """As its prompt group's."""
 
 
 class Place(Part, kw_only=True, array_like=True):

@@ -9,7 +9,7 @@ from beamline.protocol.subjects import Subjects
 from beamline.runtime.bus import Gate, Handler, OnRejected, kept_subject
 from beamline.runtime.deadline import deadline
 from beamline.runtime.memory_hub import MemoryHub, Question, QueuedInput
-from beamline.runtime.trace_context import trace_headers
+from beamline.runtime.trace_context import continuing, trace_headers
 from beamline.runtime.work_queue import WorkQueue
 
 _IN_PROGRESS_EVERY_S = 3600.0
@@ -31,7 +31,7 @@ class MemoryBus:
         if route.persistent:
             await self._hub.store(route.subject, payload, trace_headers(), route.dedupe_id)
         else:
-            self._hub.send(route.subject, payload)
+            self._hub.send(route.subject, payload, trace_headers())
 
     async def work(
         self,
@@ -60,19 +60,21 @@ class MemoryBus:
         newer = self._hub.listen(subject)
         try:
             if (kept := self._hub.last(subject)) is not None:
-                await handle(decode_as(kind, kept))
+                with continuing(kept.headers):
+                    await handle(decode_as(kind, kept.payload))
             while True:
                 message = await newer.get()
                 await self._hub.pause()
                 while not newer.empty():
                     message = newer.get_nowait()
-                await handle(decode_as(kind, message.payload))
+                with continuing(message.headers):
+                    await handle(decode_as(kind, message.payload))
         finally:
             self._hub.forget(newer)
 
     async def last[M: Message](self, kind: type[M]) -> M | None:
         kept = self._hub.last(kept_subject(self.subjects, kind))
-        return None if kept is None else decode_as(kind, kept)
+        return None if kept is None else decode_as(kind, kept.payload)
 
     async def subscribe(self, subject: str, handle: Callable[[Message], Awaitable[None]]) -> None:
         messages = self._hub.listen(subject)

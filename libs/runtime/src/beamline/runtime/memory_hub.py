@@ -27,6 +27,7 @@ class QueuedInput(msgspec.Struct, frozen=True, kw_only=True):
 class PlainMessage(msgspec.Struct, frozen=True, kw_only=True):
     subject: str
     payload: bytes
+    headers: Mapping[str, str]
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,7 +70,7 @@ class MemoryHub:
         self._queues: dict[str, list[QueuedInput]] = {}
         self._arrived: dict[str, asyncio.Event] = {}
         self._seen_ids: set[str] = set()
-        self._kept: dict[str, bytes] = {}
+        self._kept: dict[str, PlainMessage] = {}
         self._listeners: list[tuple[str, asyncio.Queue[PlainMessage]]] = []
         self._delayed: set[asyncio.Task[None]] = set()
 
@@ -85,8 +86,8 @@ class MemoryHub:
                 self._seen_ids.add(dedupe_id)
             queue = self._queue_of(subject)
             if queue is None:
-                self._kept[subject] = payload
-                self.send(subject, payload)
+                self._kept[subject] = PlainMessage(subject=subject, payload=payload, headers=headers)
+                self.send(subject, payload, headers)
             else:
                 self._enqueue(queue, QueuedInput(payload=payload, headers=headers))
         await self.pause()
@@ -126,14 +127,14 @@ class MemoryHub:
         """Inputs in a service's queue."""
         return len(self._queues.get(service, ()))
 
-    def last(self, subject: str) -> bytes | None:
+    def last(self, subject: str) -> PlainMessage | None:
         return self._kept.get(subject)
 
-    def send(self, subject: str, payload: bytes) -> None:
+    def send(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> None:
         """Hand a plain message to everyone who listens now."""
         for pattern, listener in self._listeners:
             if _matches(pattern, subject):
-                listener.put_nowait(PlainMessage(subject=subject, payload=payload))
+                listener.put_nowait(PlainMessage(subject=subject, payload=payload, headers=headers))
 
     def listen(self, pattern: str) -> asyncio.Queue[PlainMessage]:
         """Messages from now on; end with `forget`."""

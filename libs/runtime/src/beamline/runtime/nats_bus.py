@@ -20,7 +20,7 @@ from beamline.runtime.bus import Gate, Handler, OnRejected, kept_subject
 from beamline.runtime.credentials import Credentials
 from beamline.runtime.nats_connection import NatsConnection
 from beamline.runtime.nats_pull import NatsSource, read
-from beamline.runtime.trace_context import trace_headers
+from beamline.runtime.trace_context import continuing, trace_headers
 from beamline.runtime.work_queue import WorkQueue
 
 log = logging.getLogger(__name__)
@@ -146,7 +146,8 @@ class NatsBus:
             except ProtocolError as error:
                 log.error("dropped a message on %s: %s", msg.subject, error)
                 continue
-            await handle(message)
+            with continuing(msg.headers or {}):
+                await handle(message)
 
     async def last[M: Message](self, kind: type[M]) -> M | None:
         stream, subject = self._subjects.stream("last"), kept_subject(self.subjects, kind)

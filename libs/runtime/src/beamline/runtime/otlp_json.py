@@ -1,7 +1,7 @@
 """Spans as lines of OTLP/JSON: what a collector's file receiver reads, one batch of one worker a line."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from opentelemetry.sdk.resources import Resource
@@ -168,6 +168,7 @@ def _value(value: object) -> AnyValue:
         case float():
             return AnyValue(double_value=value)
         case list() | tuple():
-            return AnyValue(array_value=ArrayValue(values=[_value(one) for one in value]))
+            values = [_value(one) for one in cast(Sequence[object], value)]
+            return AnyValue(array_value=ArrayValue(values=values))
         case _:
             return AnyValue(string_value=str(value))

@@ -11,6 +11,7 @@ from beamline.coordinator.cursor import DataCursor, Prompt
 from beamline.coordinator.lease import Lease
 from beamline.coordinator.seeds import sample_seed
 from beamline.protocol.messages import GroupFailed, PromptGroup, Purpose, Sampling, Task
+from beamline.runtime.trace_context import TRACEPARENT, continuing
 
 
 class Admission:
@@ -25,7 +26,8 @@ class Admission:
     async def republish(self) -> None:
         """After a restart: send again what is unanswered; the broker drops what it still has."""
         for prompt in self._core.ledger.unanswered():
-            await self._core.bus.publish(prompt)
+            with continuing({TRACEPARENT: prompt.traceparent}):
+                await self._core.bus.publish(prompt)
 
     async def admit(self) -> None:
         """Issue groups for ever."""
@@ -38,9 +40,7 @@ class Admission:
         """Draw the next prompt and issue it: journaled, then published."""
         number = self._core.ledger.counts()["issued"]
         prompt, position = self._cursor.draw(self._core.state.position)
-        group = self._group(f"g-{number:06d}", prompt)
-        await self._core.commit(j.Issued(prompt=group, position=position))
-        await self._core.bus.publish(group)
+        await self._issue(self._group(f"g-{number:06d}", prompt), position)
 
     def data_metrics(self) -> dict[str, float]:
         """Where the data cursor stands."""
@@ -64,11 +64,16 @@ class Admission:
         for prompt in self._core.ledger.unanswered():
             if prompt.group_id == failed.group_id and prompt.attempt > failed.attempt:
                 retry = msgspec.structs.replace(prompt, deadline=self._deadline())
-                await self._core.commit(j.Issued(prompt=retry, position=self._core.state.position))
-                await self._core.bus.publish(retry)
+                await self._issue(retry, self._core.state.position)
                 return
         if self._core.ledger.end_of(failed.group_id) is not None:
             await self._core.release([failed.group_id])
+
+    async def _issue(self, group: PromptGroup, position: int) -> None:
+        with self._core.traces.admit(group.group_id, group.attempt) as traceparent:
+            group = msgspec.structs.replace(group, traceparent=traceparent)
+            await self._core.commit(j.Issued(prompt=group, position=position))
+            await self._core.bus.publish(group)
 
     def _room(self) -> int | None:
         core = self._core

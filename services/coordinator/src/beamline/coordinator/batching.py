@@ -1,6 +1,6 @@
 """From scored groups to a train batch: filters, advantages, mini-batches, token-balanced ranks. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -61,7 +61,7 @@ class Batcher:
         useless = {group.group_id for group in groups if self.is_useless(group)}
         return [group.group_id for group in groups if group.group_id not in useless], sorted(useless)
 
-    def train_batch(self, step: int, groups: Sequence[ScoredGroup]) -> TrainBatch:
+    def train_batch(self, step: int, groups: Sequence[ScoredGroup], traceparents: Mapping[str, str] = {}) -> TrainBatch:
         """Advantages of the groups, and the groups dealt to mini-batches in order of issue.
 
         A batch with fewer groups than mini-batches gets fewer mini-batches. With `replace`, groups stand in it again
@@ -80,6 +80,7 @@ class Batcher:
                 routed_experts=group.routed_experts,
                 advantages=advantages_G,
                 rewards=rewards(group) if penalised else [],
+                traceparent=traceparents.get(group.group_id, ""),
             )
             for group, advantages_G in zip(groups, advantages, strict=True)
         ]

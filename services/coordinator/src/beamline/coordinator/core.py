@@ -9,6 +9,7 @@ from beamline.coordinator.batching import Batcher, advantage_of
 from beamline.coordinator.ledger import Ledger
 from beamline.coordinator.roster import Roster
 from beamline.coordinator.state import RunState
+from beamline.coordinator.traces import Traces
 from beamline.coordinator.waiting import Pulse
 from beamline.protocol.config import RunConfig
 from beamline.protocol.messages import PolicyUpdate
@@ -35,6 +36,7 @@ class Core:
             is_useless=self.batcher.is_useless,
         )
         self.state = RunState(self.ledger)
+        self.traces = Traces(config.run.name, self.state)
         self.roster = Roster()
         self.pulse = Pulse()
         self.update: PolicyUpdate | None = None

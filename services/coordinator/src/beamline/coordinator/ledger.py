@@ -190,6 +190,10 @@ class Ledger:
         bound = [g.scored for g in self._open.values() if g.step == step and g.scored is not None]
         return sorted(bound, key=lambda scored: scored.group_id)
 
+    def traceparents(self, step: int) -> dict[str, str]:
+        """Where each kept group of a batched step was issued, by its id."""
+        return {group_id: group.prompt.traceparent for group_id, group in self._open.items() if group.step == step}
+
     def record_update(self, step: int, failed: Collection[str] = ()) -> list[str]:
         """The step's policy update is in: its groups end as trained, but for the failed ones. Returns all their ids."""
         if step <= self.step:

@@ -6,7 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from statistics import fmean, pstdev
 
+from opentelemetry import trace
+
 from beamline.protocol.messages import FinishReason, ScoredGroup
+
+tracer = trace.get_tracer(__name__)
 
 
 def group_metrics(step: int, groups: list[ScoredGroup]) -> dict[str, float]:
@@ -91,10 +95,11 @@ class PhaseClock:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Count the block's time as `timing/<name>`."""
+        """Count the block's time as `timing/<name>`, and show it as a span."""
         begin = self._now()
         try:
-            yield
+            with tracer.start_as_current_span(name):
+                yield
         finally:
             self._spent[name] = self._spent.get(name, 0.0) + self._now() - begin
 
