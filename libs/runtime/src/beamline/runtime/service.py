@@ -27,6 +27,7 @@ from beamline.protocol.subjects import Subjects
 from beamline.runtime.blob_store import BlobStore
 from beamline.runtime.bus import Bus
 from beamline.runtime.run_files import read_config
+from beamline.runtime.step_metrics import Gauges, live_metrics
 from beamline.runtime.waits import WAITS
 
 log = logging.getLogger(__name__)
@@ -94,6 +95,8 @@ class ServiceContext:
     status: WorkerStatus = field(default_factory=WorkerStatus)
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     """Set by the first signal."""
+    gauges: list[Gauges] = field(default_factory=list[Gauges])
+    """Asked for their present values with each heartbeat."""
 
     async def until_stopped(self, *loops: Coroutine[Any, Any, None]) -> None:
         """Run loops side by side until `stop` is set or one of them ends; then cancel the rest. Raises its error."""
@@ -125,9 +128,11 @@ def run_service(service: str, main: ServiceMain, argv: Sequence[str] | None = No
     parser.add_argument("--run-dir", type=Path, required=True, help="the run's folder, made by `beamline run`")
     parser.add_argument("--worker", default=f"{service}-0", help="name of this worker (default: %(default)s)")
     arguments = parser.parse_args(argv)
+    from beamline.runtime.json_log import set_up_logging  # opentelemetry: not for --help
+
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
-    _set_up_logging(arguments.worker)
+    set_up_logging(arguments.worker)
     code = asyncio.run(_live(service, arguments.worker, arguments.run_dir, main))
     sys.exit(code)
 
@@ -139,6 +144,8 @@ async def _live(service: str, worker: str, run_dir: Path, main: ServiceMain) -> 
         return _say(EXIT_CONFIG, error)
     except BusUnavailable as error:
         return _say(EXIT_NO_BUS, error)
+    from beamline.runtime.telemetry import stop_tracing
+
     _listen_to_signals(context)
     heart = asyncio.create_task(_beat(context))
     try:
@@ -147,6 +154,7 @@ async def _live(service: str, worker: str, run_dir: Path, main: ServiceMain) -> 
         heart.cancel()
         await context.blobs.close()
         await context.bus.close()
+        await asyncio.to_thread(stop_tracing)
 
 
 async def _connect(service: str, worker: str, run_dir: Path) -> ServiceContext:
@@ -154,7 +162,7 @@ async def _connect(service: str, worker: str, run_dir: Path) -> ServiceContext:
     from beamline.runtime.telemetry import start_tracing
 
     config = read_config(run_dir)
-    start_tracing(service, worker)
+    start_tracing(service, worker, config.run.name, run_dir, config.telemetry)
     subjects = Subjects(prefix=config.bus.prefix, run=config.run.name)
     bus, blobs = await open_clients(config, subjects, run_dir, service, name=worker)
     return ServiceContext(
@@ -190,7 +198,7 @@ async def _run_main(context: ServiceContext, main: ServiceMain) -> int:
         return _say(EXIT_CONFIG, error)
     except Exception as error:
         text = "".join(traceback.format_exception(error))
-        log.error("%s ends by an error\n%s", context.worker, text)
+        log.error("%s ends by an error", context.worker, exc_info=error)
         await _report_failure(context, error, text)
         return EXIT_FAILED
     finally:
@@ -225,6 +233,7 @@ async def _beat(context: ServiceContext) -> None:
         )
         try:
             await context.bus.publish(heartbeat)
+            await context.bus.publish(live_metrics(heartbeat, context.gauges))
         except BeamlineError as error:
             log.warning("no heartbeat: %s", error)
         await _until_next_beat(heartbeat.state, status)
@@ -271,11 +280,6 @@ def _listen_to_signals(context: ServiceContext) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
-
-
-def _set_up_logging(worker: str) -> None:
-    form = f"%(asctime)s %(levelname)s {worker} %(name)s: %(message)s"
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=form, force=True)
 
 
 def _say(code: int, error: Exception) -> int:

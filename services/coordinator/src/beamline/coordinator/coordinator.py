@@ -81,7 +81,8 @@ class Coordinator:
         step = self.ledger.step + 1
         with self.clock.phase("train"):
             await self.enter(m.PhaseName.TRAIN)
-            await self.core.bus.publish(self.core.batcher.train_batch(step, self.ledger.batch(step), self.ledger.traceparents(step)))
+            bound, traceparents = self.ledger.batch(step), self.ledger.traceparents(step)
+            await self.core.bus.publish(self.core.batcher.train_batch(step, bound, traceparents))
             update = await self.when(
                 lambda: self.ready.update(step),
                 lambda: f"PolicyUpdate for step {step} from the trainer",
