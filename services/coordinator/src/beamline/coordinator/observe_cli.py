@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -29,3 +30,51 @@ def metrics(
         asyncio.run(follow_metrics(run_dir, sys.stdout.buffer))
     else:
         sys.stdout.buffer.write(metrics_file(run_dir).read_bytes())
+
+
+@observe_app.command()
+def trace(
+    target: Annotated[str, typer.Argument(help="A run's name under --runs, its folder, or a group such as g-000012.")],
+    run: Annotated[
+        str, typer.Option("--run", help="Where a group is looked for. Default: the newest run with it.")
+    ] = "",
+    step: Annotated[int | None, typer.Option("--step", help="Of a run. Default: the last that has ended.")] = None,
+    perfetto: Annotated[
+        Path | None, typer.Option("--perfetto", help="Write the whole run to a file that ui.perfetto.dev opens.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Show where a step's time went, or a prompt group's way from prompt to gradient."""
+    from rich.console import Console
+
+    from beamline.coordinator.observe import trace_command
+
+    if perfetto is not None:
+        typer.echo(trace_command.write_perfetto(target, runs, step, perfetto))
+        return
+    found = trace_command.trace(target, runs, run, step)
+    if json:
+        typer.echo(trace_command.as_json(found))
+    else:
+        trace_command.show(found, Console(soft_wrap=True, markup=False, highlight=False))
+
+
+@observe_app.command()
+def logs(
+    run: RunName,
+    who: Annotated[str, typer.Argument(metavar="[WORKER]", help="A worker or a service; everyone if not given.")] = "",
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
+    step: Annotated[int | None, typer.Option(help="Only what was done for this step.")] = None,
+    level: Annotated[str, typer.Option(help="The least level: DEBUG, INFO, WARNING, ERROR or CRITICAL.")] = "DEBUG",
+    json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Print the logs of a run's workers, put together by time."""
+    from beamline.coordinator.launch.find_run import find_run
+    from beamline.coordinator.observe.log_print import choose_print
+    from beamline.coordinator.observe.logs import Wanted, show_logs
+
+    wanted = Wanted(who=who, step=step, level=level.upper())
+    with suppress(KeyboardInterrupt):
+        asyncio.run(show_logs(find_run(run, runs), wanted, choose_print(json=json), follow=follow))
