@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -44,10 +45,15 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpanFiles:
-    """The traces of a run, read as they grow. Spans of one worker come in the order in which they ended."""
+    """The traces of a run, read as they grow. Spans of one worker come in the order in which they ended.
 
-    def __init__(self, run_dir: Path) -> None:
+    Args:
+        newest_bytes: begin that far before the end of a file that is longer; 0 reads it from its beginning.
+    """
+
+    def __init__(self, run_dir: Path, newest_bytes: int = 0) -> None:
         self._folder = run_dir / "traces"
+        self._newest_bytes = newest_bytes
         self._read: dict[str, int] = {}
         """Bytes that were read, by file."""
         self.num_damaged: dict[str, int] = {}
@@ -65,7 +71,9 @@ class SpanFiles:
     def _new_of(self, path: Path) -> Iterator[Span]:
         try:
             with path.open("rb") as file:
-                file.seek(self._read.get(path.name, 0))
+                if path.name not in self._read:
+                    self._read[path.name] = self._begin(path, file)
+                file.seek(self._read[path.name])
                 for line in file:
                     if not line.endswith(b"\n"):
                         return
@@ -73,6 +81,15 @@ class SpanFiles:
                     yield from self._spans_of(path.name, line)
         except FileNotFoundError:  # the folder is being removed
             return
+
+    def _begin(self, path: Path, file: BinaryIO) -> int:
+        """Where the first line that is wanted starts."""
+        too_many = _size(path) - self._newest_bytes
+        if not self._newest_bytes or too_many <= 0:
+            return 0
+        file.seek(too_many - 1)
+        file.readline()
+        return file.tell()
 
     def _spans_of(self, name: str, line: bytes) -> list[Span]:
         try:
