@@ -159,3 +159,20 @@ async def test_over_a_bus_that_repeats_and_reorders_every_group_is_answered_once
         task.cancel()
     await asyncio.gather(*working, return_exceptions=True)
     assert answers == {f"g-{n}": [1.0, 1.0 if n == 5 else -1.0] for n in range(20)}
+
+
+async def test_what_was_graded_is_counted_by_kind(make_scorer, blobs, planted, is_documented):
+    scorer = await make_scorer(planted)
+    await scorer.handle(await group_of(blobs, ["Answer: 5", "crash", "raise", "Answer: 6"], grader=planted))
+    await scorer.handle(await group_of(blobs, ["crash", "crash"], grader=planted))
+    told = scorer.meter.take()
+    assert all(map(is_documented, told))
+    seconds = told.pop("grading/seconds/reward-0")
+    assert seconds > 0
+    assert told == {
+        "grading/groups/reward-0": 2,
+        "grading/graded/reward-0": 2,
+        "grading/abstained/crash/reward-0": 3,
+        "grading/abstained/error/reward-0": 1,
+    }
+    assert set(scorer.meter.take().values()) == {0}

@@ -1,6 +1,7 @@
 """What a rank does with a command, and how it reaches the other ranks; on a table policy."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -75,6 +76,26 @@ def test_micro_batches_of_padding_change_nothing(outlet: Outlet):
     for name in stats.keys() - {"policy/num_micro_batches", "packing/waste"}:
         if not name.startswith("timing/"):
             assert padded[name] == pytest.approx(stats[name]), name
+
+
+def test_progress_counts_the_passes_of_the_step_under_way(outlet: Outlet, is_documented: Callable[[str], bool]):
+    seen: list[tuple[float, float]] = []
+
+    class Watched(FakePolicy):
+        def optimizer_step(self, lr: float) -> float:
+            gauges = rank.progress.gauges()
+            assert all(is_documented(name) for name in gauges)
+            assert gauges["progress/train_tokens"] == sum(len(t.tokens) for part in parts for t in part.trajectories)
+            seen.append((gauges["progress/micro_batches_done"], gauges["progress/micro_batches"]))
+            return super().optimizer_step(lr)
+
+    rank = Rank(Watched(VOCAB), BusyPeer(), SETTINGS, outlet)
+    parts = share().mini_batches
+    for _ in range(2):
+        rank.train(MESSAGE, share(), lr=0.5)
+        assert set(rank.progress.gauges().values()) == {0.0}
+    # 7 micro-batches a mini-batch: the second's are read first, then each is trained.
+    assert seen == [(14, 21), (21, 21)] * 2
 
 
 def test_code_of_the_user_s_own_that_cannot_be_trained_with_is_the_configuration_s_fault(outlet: Outlet):

@@ -133,6 +133,8 @@ async def test_a_batch_becomes_the_next_policy_and_its_repeat_the_same_answer(be
     assert update.canary.logprobs == bench.policy.score(update.canary.tokens)
     assert await bench.worker.handle(batch) == update
     assert bench.policy.num_updates == 2
+    told = [message for message in bench.sent if isinstance(message, m.Metrics)]
+    assert told == [m.Metrics(service="trainer", worker="trainer-0", step=1, values=update.stats)]
 
 
 async def test_a_step_that_skips_one_is_refused(bench: Bench):

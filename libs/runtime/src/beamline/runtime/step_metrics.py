@@ -11,7 +11,9 @@ log = logging.getLogger(__name__)
 LIVE = -1
 """The step of live numbers."""
 _AFTER_A_STEP = (PhaseName.GENERATE, PhaseName.CHECKPOINT, PhaseName.DONE)
-"""Phases in which all that belongs to the newest policy's step is over, its evaluation too."""
+"""Phases that begin when all that belongs to the newest policy's step is over, its evaluation too."""
+_WITHIN_A_STEP = (PhaseName.SYNC, PhaseName.EVALUATE)
+"""Phases that belong to the step of the newest policy."""
 
 type Gauges = Callable[[], Mapping[str, float]]
 """Present values of a service."""
@@ -56,7 +58,7 @@ class StepMetrics:
         """Take a phase; one that says nothing new publishes nothing."""
         is_over = phase.phase in _AFTER_A_STEP
         if self._next is None:
-            self._next = phase.policy_version + is_over
+            self._next = phase.policy_version + (phase.phase not in _WITHIN_A_STEP)
         while is_over and self._next <= phase.policy_version:
             message = Metrics(service=self._service, worker=self._worker, step=self._next, values=dict(self._take()))
             self._next += 1

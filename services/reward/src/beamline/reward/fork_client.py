@@ -148,6 +148,11 @@ class ForkServer:
         process.reader, process.writer = reader, writer
         return process
 
+    @property
+    def num_processes(self) -> int:
+        """Grading processes that have not ended."""
+        return len(self._processes)
+
     async def close(self) -> None:
         """End all its grading processes, and the server."""
         ends = [process.status for process in self._processes.values()]

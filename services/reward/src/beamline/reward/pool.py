@@ -61,6 +61,11 @@ class GraderPool:
                 outcomes += await self._grade_until_failure(texts[len(outcomes) :], ground_truth)
             return outcomes
 
+    @property
+    def num_processes(self) -> int:
+        """Grading processes that are alive."""
+        return self._server.num_processes
+
     async def close(self) -> None:
         """End all processes."""
         await self._server.close()
@@ -124,6 +129,7 @@ class Graders:
 
     def __init__(self, names: Iterable[str], settings: RewardSection, *, memory_bytes: int = MEMORY_BYTES) -> None:
         slots = asyncio.Semaphore(settings.workers)
+        self._num_slots, self._num_asked = settings.workers, 0
         self._pools = {name: GraderPool(name, settings, slots, memory_bytes=memory_bytes) for name in names}
 
     @property
@@ -141,7 +147,26 @@ class Graders:
 
     async def grade(self, name: str, texts: list[str], ground_truth: str) -> list[Outcome]:
         """One outcome a text, in order, of one of `names`. Errors are those of `GraderPool.grade`."""
-        return await self._pools[name].grade(texts, ground_truth)
+        self._num_asked += 1
+        try:
+            return await self._pools[name].grade(texts, ground_truth)
+        finally:
+            self._num_asked -= 1
+
+    @property
+    def num_running(self) -> int:
+        """Gradings that have a slot."""
+        return min(self._num_asked, self._num_slots)
+
+    @property
+    def num_waiting(self) -> int:
+        """Gradings that wait for one."""
+        return self._num_asked - self.num_running
+
+    @property
+    def num_processes(self) -> int:
+        """Grading processes that are alive."""
+        return sum(pool.num_processes for pool in self._pools.values())
 
     async def close(self) -> None:
         """End all processes."""

@@ -16,6 +16,7 @@ from beamline.protocol.errors import BlobError, Rejected
 from beamline.protocol.messages import FinishReason, Grade, GroupFailed, Message, Purpose, ScoredGroup, TrajectoryGroup
 from beamline.protocol.reward_config import OverlongSection
 from beamline.reward.frames import Abstained, Outcome
+from beamline.reward.meter import GradingMeter
 from beamline.reward.pool import Graders
 from beamline.runtime.blob_store import BlobStore
 from beamline.runtime.waits import waiting
@@ -58,6 +59,7 @@ class Scorer:
         self._graders = graders
         self._blobs = blobs
         self._shaping = shaping
+        self.meter = GradingMeter(worker)
 
     async def handle(self, group: Message) -> ScoredGroup | GroupFailed:
         """Grade a TrajectoryGroup; the same group always gets the same grades.
@@ -70,11 +72,12 @@ class Scorer:
         started = time.monotonic()
         trajectories = await self._read(group)
         outcomes = await self._grade(group, trajectories.texts)
+        self.meter.add(outcomes, score_s := time.monotonic() - started)
         if group.purpose is Purpose.TRAIN and all(isinstance(outcome, Abstained) for outcome in outcomes):
             return self._failed(group, "abstained", _reasons(outcomes), retryable=False)
         given = trajectories.environment_rewards or [None] * len(outcomes)
         grades = [self._shape(*row) for row in zip(outcomes, given, group.response_lengths, strict=True)]
-        return self._scored(group, grades, time.monotonic() - started)
+        return self._scored(group, grades, score_s)
 
     def on_rejected(self, message: Message, error: Rejected) -> GroupFailed:
         """The failure to publish for a group that cannot be graded; a lost blob is worth another try."""

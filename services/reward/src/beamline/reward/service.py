@@ -1,10 +1,12 @@
 """The reward service: grades the groups of its work queue until it is asked to drain."""
 
-from beamline.protocol.messages import Message, WorkerState
+from beamline.protocol.messages import Message, Phase, WorkerState
+from beamline.reward.meter import grading_gauges
 from beamline.reward.pool import Graders
 from beamline.reward.scorer import Scorer, overlong_shaping
 from beamline.runtime.bus import Handler
 from beamline.runtime.service import ServiceContext, WorkerStatus
+from beamline.runtime.step_metrics import StepMetrics
 
 
 async def main(context: ServiceContext) -> None:
@@ -25,10 +27,12 @@ async def main(context: ServiceContext) -> None:
             shaping=overlong_shaping(settings.overlong, sampling.max_response_tokens),
         )
         handle = _counted(scorer.handle, context.status)
+        steps = StepMetrics("reward", context.worker, context.bus.publish, scorer.meter.take)
+        context.gauges.append(lambda: grading_gauges(context.worker, graders))
         context.status.state, context.status.waiting_for = WorkerState.READY, ""
         # Twice the gradings at a time: the next group is read while one is graded.
         serve = context.bus.work("reward", handle, concurrency=2 * settings.workers, on_rejected=scorer.on_rejected)
-        await context.until_stopped(serve)
+        await context.until_stopped(serve, context.bus.follow(Phase, steps.on_phase))
     finally:
         await graders.close()
 

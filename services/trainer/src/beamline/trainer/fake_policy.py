@@ -22,7 +22,7 @@ class FakePolicy:
         generator = torch.Generator().manual_seed(seed)
         self.table_VV = torch.randn(vocab_size, vocab_size, generator=generator, dtype=torch.float64).requires_grad_()
         self.reference_VV = self.table_VV.detach().clone()
-        self.num_updates = 0
+        self.num_updates = self.num_passes = 0
 
     def logprobs(self, micro_batches: Sequence[MicroBatch]) -> list[torch.Tensor]:
         with torch.no_grad():
@@ -84,8 +84,8 @@ class FakePolicy:
         with torch.no_grad():
             self.table_VV.copy_(load_file(directory / "policy" / "model.safetensors")["table.weight"])
 
-    @staticmethod
-    def _read(table_VV: torch.Tensor, micro_batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    def _read(self, table_VV: torch.Tensor, micro_batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        self.num_passes += 1
         before = torch.from_numpy(micro_batch.tokens_T)[torch.from_numpy(micro_batch.rows_L)]
         rows_LV = table_VV[before].log_softmax(-1)
         entropy_L = -(rows_LV.exp() * rows_LV).sum(-1)

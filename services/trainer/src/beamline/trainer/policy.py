@@ -36,6 +36,9 @@ class ForwardBackward:
 class Policy(Protocol):
     """Weights, their optimizer, and what can be done with them."""
 
+    num_passes: int
+    """Forward passes so far, each of one micro-batch; read by other threads."""
+
     def logprobs(self, micro_batches: Sequence[MicroBatch]) -> list[torch.Tensor]:
         """Log-probability of every loss token at the run's temperature, float32 [L] per micro-batch; no gradient."""
         ...

@@ -22,6 +22,7 @@ from beamline.trainer.outlet import Outlet, join
 from beamline.trainer.peers import Peers
 from beamline.trainer.penalty import RewardPenalty
 from beamline.trainer.policy import Policy
+from beamline.trainer.progress import Progress
 from beamline.trainer.train_step import StepConfig, train_step
 from beamline.weights.manifest import WeightManifest
 
@@ -60,6 +61,7 @@ class Rank:
         self._settings = settings
         self._outlet = outlet
         self._tell = tell
+        self.progress = Progress(policy)
 
     async def share(self, message: TrainBatch, blobs: BlobStore) -> Batch:
         """What the message deals to this rank. Raises as `assemble` does."""
@@ -73,7 +75,9 @@ class Rank:
         self._tell(Train(batch=message, lr=lr))
         config = StepConfig(self._settings.loss, self._settings.max_tokens, lr, self._settings.penalty)
         try:
-            stats = train_step(self._policy, self._evened(share), config, self._peers)
+            evened = self._evened(share)
+            with self.progress.of(evened, config):
+                stats = train_step(self._policy, evened, config, self._peers)
         except (AdvantageError, LossError) as error:
             raise ConfigError(f"step {message.step}: {error}") from error
         return stats.metrics_of(self._peers.gather(stats.parts()))

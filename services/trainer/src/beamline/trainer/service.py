@@ -65,6 +65,7 @@ async def _serve(context: ServiceContext, others: OtherRanks, thread: ThreadPool
     await _check_fresh(context)
     worker = parts.build_worker(context, rank, thread)
     context.status.waiting_for = ""
+    context.gauges.append(worker.gauges)
     await worker.publish_first()
     await context.until_stopped(bus.follow(Phase, worker.on_phase), bus.work("trainer", worker.handle))
 

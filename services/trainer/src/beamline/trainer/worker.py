@@ -5,12 +5,15 @@ passes it on to the other ranks; the event loop stays free for heartbeats and ac
 """
 
 import asyncio
+import contextvars
 import logging
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
+
+from opentelemetry import trace
 
 from beamline.protocol.config import OptimizerSection
 from beamline.protocol.errors import BeamlineError
@@ -19,6 +22,7 @@ from beamline.protocol.messages import (
     CheckpointSaved,
     LeaseReport,
     Message,
+    Metrics,
     Phase,
     PhaseName,
     PolicyUpdate,
@@ -27,6 +31,7 @@ from beamline.protocol.messages import (
 )
 from beamline.runtime.blob_store import BlobStore
 from beamline.runtime.service import WorkerStatus, rss_bytes
+from beamline.runtime.trace_context import linked_span
 from beamline.runtime.waits import waiting
 from beamline.trainer import checkpoint
 from beamline.trainer.batch import Batch
@@ -36,6 +41,7 @@ from beamline.trainer.schedule import learning_rate
 from beamline.weights.manifest import WeightManifest
 
 log = logging.getLogger(__name__)
+tracer = trace.get_tracer(__name__)
 
 OTHERS_PHASES = (PhaseName.GENERATE, PhaseName.EVALUATE)
 """In which rollout holds devices that it shares."""
@@ -79,6 +85,7 @@ class TrainerWorker:
         self._update: PolicyUpdate | None = None
         self._trained_bytes = 0
 
+    @tracer.start_as_current_span("start")
     async def publish_first(self) -> None:
         """Policy 0, so that every engine starts from the trainer's own weights."""
         self._update = await self._make_update(0, {}, {})
@@ -103,14 +110,20 @@ class TrainerWorker:
         log.info("step %d trains %s", message.step, " ".join(group.group_id for group in message.groups))
         self._status.state, self._status.in_flight = WorkerState.BUSY, 1
         started = time.perf_counter()
-        share = await self._rank.share(message, self._blobs)
+        with linked_span("assemble", {group.group_id: group.traceparent for group in message.groups}):
+            share = await self._rank.share(message, self._blobs)
         loaded_s = time.perf_counter() - started
         stats = await self._run(f"step {message.step} to be trained", self._train, message, share)
         self._trained_bytes = rss_bytes()
         stats = {**stats, "timing/train_load": loaded_s}
         self._update = await self._make_update(message.step, stats, share.failed_groups)
         self._status.state, self._status.in_flight = WorkerState.READY, 0
+        await self._publish(self._metrics(self._update))
         return self._update
+
+    def gauges(self) -> dict[str, float]:
+        """How far the step under way has come."""
+        return self._rank.progress.gauges()
 
     async def on_phase(self, phase: Phase) -> None:
         """Release memory before rollout asks for the devices, and report it then; save where the phase says so."""
@@ -134,6 +147,7 @@ class TrainerWorker:
         )
         return self._rank.train(message, share, lr)
 
+    @tracer.start_as_current_span("export")
     async def _make_update(self, step: int, stats: dict[str, float], failed_groups: dict[str, str]) -> PolicyUpdate:
         started = time.perf_counter()
         manifest, canary = await self._run(f"policy {step} to be exported", self._export, step)
@@ -144,12 +158,16 @@ class TrainerWorker:
             step=step, policy_version=step, manifest=ref, canary=canary, stats=stats, failed_groups=failed_groups
         )
 
+    def _metrics(self, update: PolicyUpdate) -> Metrics:
+        return Metrics(service="trainer", worker=self._settings.worker, step=update.step, values=update.stats)
+
     def _export(self, step: int) -> tuple[WeightManifest, Canary]:
         manifest = self._rank.export(step)
         assert manifest is not None, "rank 0 has every rank's part"
         tokens = canary_tokens(self._settings.vocab_size)
         return manifest, Canary(tokens=tokens, logprobs=self._rank.score(tokens))
 
+    @tracer.start_as_current_span("release")
     def _release(self, sequence: int) -> LeaseReport:
         """What the last step had needed, and has given back by now."""
         before = max(rss_bytes(), self._trained_bytes)
@@ -165,6 +183,7 @@ class TrainerWorker:
             resident_bytes=after,
         )
 
+    @tracer.start_as_current_span("save")
     def _save(self) -> CheckpointSaved:
         assert self._update is not None
         started, s = time.perf_counter(), self._settings
@@ -176,4 +195,7 @@ class TrainerWorker:
     async def _run[T, **P](self, what: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Have the policy's thread, and with it all ranks, do `what`."""
         with waiting(f"the policy's thread, and all ranks: {what}"):
-            return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: work(*args, **kwargs))
+            here = contextvars.copy_context()  # spans and logs of the thread belong to this step
+            return await asyncio.get_running_loop().run_in_executor(
+                self._thread, lambda: here.run(work, *args, **kwargs)
+            )

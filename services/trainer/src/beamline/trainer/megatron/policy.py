@@ -58,6 +58,7 @@ class MegatronPolicy:
     """
 
     def __init__(self, model: Model, settings: AdamWSettings, temperature: float, with_reference: bool = False) -> None:
+        self.num_passes = 0
         self._model = model
         self._reference = Reference(model.module) if with_reference else None
         self._optimizer = NamedAdamW(model.module, model.groups, settings)
@@ -171,6 +172,7 @@ class MegatronPolicy:
 
     def _forward_step(self, work: Iterator[_Work], module: Any, loss: Callable[..., Any]) -> tuple[Tensor, Any]:
         item = next(work)
+        self.num_passes += 1
         tokens_1T, packed = self._padded(item.micro_batch, item.counter)
         hidden = module(input_ids=tokens_1T, position_ids=None, attention_mask=None, packed_seq_params=packed)
         return hidden, partial(loss, self, item)
