@@ -14,6 +14,7 @@ from beamline.protocol.codec import decode
 from beamline.protocol.errors import BeamlineError, ProtocolError, Rejected, Retryable
 from beamline.protocol.messages import Message
 from beamline.runtime.bus import Gate, Handler, OnRejected
+from beamline.runtime.trace_answers import tell_answer
 from beamline.runtime.trace_context import handling_span
 from beamline.runtime.waits import waiting
 
@@ -172,6 +173,7 @@ class WorkQueue:
             with handling_span(self._service, message, delivery.headers, delivery.num_delivered):
                 result = await self._result(message, delivery.num_delivered)
                 if result is not None:
+                    tell_answer(result)
                     await self._publish(result)
             self._unsettled.pop(delivery, None)
             await delivery.ack()

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from beamline.coordinator import journal as j
 from beamline.coordinator.batching import Batcher, advantage_of
+from beamline.coordinator.fates import tell_fate
 from beamline.coordinator.ledger import Ledger
 from beamline.coordinator.roster import Roster
 from beamline.coordinator.state import RunState
@@ -58,6 +59,7 @@ class Core:
         async with self._committing:
             await self.bus.append(j.encode_record(record))
             self.state.apply(record)
+            tell_fate(record, self.ledger, self.traces)
         self.pulse.beat()
 
     async def release(self, group_ids: Iterable[str]) -> None:

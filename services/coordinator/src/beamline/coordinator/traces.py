@@ -4,7 +4,7 @@ Ids follow from the run and the step, so that a coordinator that is started agai
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from opentelemetry import baggage, context, trace
@@ -50,6 +50,10 @@ class Traces:
         attributes = {GROUP_ID: group_id, "beamline.attempt": attempt}
         with tracer.start_as_current_span("admit", context=self._open, attributes=attributes):
             yield traceparent()
+
+    def mark(self, name: str, attributes: Mapping[str, str | int]) -> None:
+        """A moment of the trace that is open."""
+        tracer.start_span(name, context=self._open, attributes=attributes).end()
 
     @contextmanager
     def _root(self, name: str, number: int, step: int | None = None) -> Iterator[None]:

@@ -1,0 +1,111 @@
+"""A prompt group's way from prompt to gradient, through services and traces."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from beamline.coordinator.observe import trace_names as names
+from beamline.coordinator.observe.spans import Span, read_spans
+
+REDELIVERED = "messaging.redelivered"
+"""Attribute of a link to the sender's span, where the message had been delivered before."""
+TRAINING = (names.TRAIN_STEP, names.ASSEMBLE, names.MINI_BATCH, names.OPTIMIZER, names.EXPORT)
+"""Spans in which a trained group's way goes on with those of its batch."""
+
+
+class Outcome(StrEnum):
+    TRAINED = "trained"
+    FILTERED = "filtered"
+    STALE = "stale"
+    FAILED = "failed"
+    EVALUATED = "evaluated"
+    OPEN = "on its way"
+
+
+@dataclass(frozen=True)
+class Stop:
+    """One span of the way."""
+
+    span: Span
+    step: int | None
+    """Of the trace in which it stands."""
+
+    @property
+    def is_redelivered(self) -> bool:
+        return any(link.attributes.get(REDELIVERED) for link in self.span.links)
+
+
+@dataclass(frozen=True)
+class GroupTrace:
+    """All that a run's traces tell of a group, in order of time."""
+
+    run: str
+    group_id: str
+    stops: list[Stop]
+    outcome: Outcome
+    step: int | None
+    """The step that trained it, or for which it was drawn in vain."""
+
+
+class GroupSearch:
+    """Looks for groups in the spans of a run, which are read from the beginning each time."""
+
+    def __init__(self, run: str, read: Callable[[], Iterable[Span]]) -> None:
+        self._run = run
+        self._read = read
+        self.group_ids: set[str] = set()
+        """Groups that the run has."""
+
+    def find(self, group_id: str) -> GroupTrace | None:
+        """The group's way; None where the traces do not name it."""
+        found: list[Span] = []
+        steps: dict[str, int] = {}
+        has_finished = False
+        for span in self._read():
+            if (step := names.step_of(span)) is not None and not span.parent_id:
+                steps[span.trace_id] = step
+            has_finished |= span.name == names.FINISH
+            self.group_ids |= {own} if (own := names.group_of(span)) else set()
+            if group_id in names.named_groups(span):
+                found.append(span)
+        if not found:
+            return None
+        outcome, step = _outcome(group_id, found, steps, has_finished)
+        if outcome is Outcome.TRAINED:
+            found += self._training(found)
+        stops = [Stop(span, steps.get(span.trace_id)) for span in sorted(found, key=lambda span: span.start_ns)]
+        return GroupTrace(self._run, group_id, stops, outcome, step)
+
+    def _training(self, found: list[Span]) -> list[Span]:
+        """The spans of the batch that the group was part of, less those of mini-batches of others."""
+        known = {span.span_id for span in found}
+        traces = {span.trace_id for span in found if span.name in TRAINING}
+        batch = [s for s in self._read() if s.trace_id in traces and s.name in TRAINING and s.span_id not in known]
+        told = any(span.name == names.MINI_BATCH for span in found)
+        return [span for span in batch if span.name != names.MINI_BATCH or not told]
+
+
+def read_group(run_dir: Path, group_id: str) -> tuple[GroupTrace | None, set[str]]:
+    """A group's way, None where the run has none of that name; and the groups that it has. Raises as `read_spans`."""
+    search = GroupSearch(run_dir.name, lambda: read_spans(run_dir))
+    return search.find(group_id), search.group_ids
+
+
+def _outcome(group_id: str, found: list[Span], steps: dict[str, int], has_finished: bool) -> tuple[Outcome, int | None]:
+    for which, outcome in (
+        (names.FAILED, Outcome.FAILED),
+        (names.FILTERED, Outcome.FILTERED),
+        (names.STALE, Outcome.STALE),
+    ):
+        for span in found:
+            if group_id in names.groups_in(span, which):
+                return outcome, names.step_of(span)
+    if any(span.name == names.GROUP_FAILED and span.attributes.get(names.IS_FINAL) for span in found):
+        return Outcome.FAILED, None
+    trained = [span for span in found if span.name in TRAINING and not span.error]
+    if trained:
+        return Outcome.TRAINED, steps.get(trained[-1].trace_id)
+    if not any(span.name == names.ADMIT for span in found) and any(span.name == names.SCORE_GROUP for span in found):
+        return Outcome.EVALUATED, None
+    return (Outcome.STALE, None) if has_finished else (Outcome.OPEN, None)
