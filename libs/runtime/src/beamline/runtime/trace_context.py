@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from opentelemetry import baggage, context, propagate, trace
 from opentelemetry.context import Context
-from opentelemetry.trace import Link, Span, SpanKind
+from opentelemetry.trace import Link, SpanKind
 
 from beamline.protocol.messages import GroupFailed, Message, PromptGroup, ScoredGroup, TrainBatch, TrajectoryGroup
 
@@ -72,14 +72,17 @@ def handling_span(service: str, message: Message, headers: Mapping[str, str], nu
             yield
 
 
-def start_linked_span(name: str, groups: Mapping[str, str]) -> Span:
-    """A span with a link to where each group was issued.
+@contextmanager
+def linked_span(name: str, groups: Mapping[str, str]) -> Iterator[None]:
+    """A span around what is done with groups, with a link to where each one was issued.
 
     Args:
         groups: the traceparent of each group by its id.
     """
     found = {group_id: _span_context(parent) for group_id, parent in groups.items() if parent}
-    return _tracer.start_span(name, links=[Link(of, {GROUP_ID: group_id}) for group_id, of in found.items()])
+    links = [Link(of, {GROUP_ID: group_id}) for group_id, of in found.items()]
+    with _tracer.start_as_current_span(name, links=links):
+        yield
 
 
 _TOLD = ("group_id", "attempt", "purpose", "step", "policy_version")

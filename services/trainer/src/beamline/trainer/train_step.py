@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from opentelemetry import trace
 
 from beamline.algorithms.losses import PolicyLoss
 from beamline.trainer.batch import Batch, MicroBatch
@@ -12,6 +13,8 @@ from beamline.trainer.peers import ALONE, Peers
 from beamline.trainer.penalty import RewardPenalty
 from beamline.trainer.policy import NotFinite, Policy
 from beamline.trainer.step_stats import StepStats
+
+tracer = trace.get_tracer(__name__)
 
 type Column = Sequence[torch.Tensor]
 """Of one mini-batch: float32 [L] per micro-batch."""
@@ -43,8 +46,10 @@ def train_step(policy: Policy, batch: Batch, config: StepConfig, peers: Peers = 
     for index, (micro_batches, old, ref) in enumerate(zip(plan, old_logprobs, ref_logprobs, strict=True)):
         started = time.perf_counter()
         try:
-            result = policy.forward_backward(micro_batches, old, config.loss, ref)
-            grad_norm = policy.optimizer_step(config.lr)
+            with tracer.start_as_current_span("mini_batch", attributes={"beamline.mini_batch": index + 1}):
+                result = policy.forward_backward(micro_batches, old, config.loss, ref)
+                with tracer.start_as_current_span("optimizer"):
+                    grad_norm = policy.optimizer_step(config.lr)
         except NotFinite as error:
             raise NotFinite(
                 f"step {batch.step}, mini-batch {index + 1} of {len(plan)}: {error}. The update was not applied; "
@@ -56,6 +61,7 @@ def train_step(policy: Policy, batch: Batch, config: StepConfig, peers: Peers = 
     return stats
 
 
+@tracer.start_as_current_span("old_logprobs")
 def _old_logprobs(
     policy: Policy, plan: Sequence[Sequence[MicroBatch]], config: StepConfig, stats: StepStats
 ) -> list[Column | None]:
@@ -73,6 +79,7 @@ def _ref_logprobs(
     if config.loss.kl is None and config.penalty is None:
         return [None] * len(plan)
     started = time.perf_counter()
-    found: list[Column | None] = [policy.reference_logprobs(micro_batches) for micro_batches in plan]
+    with tracer.start_as_current_span("reference"):
+        found: list[Column | None] = [policy.reference_logprobs(micro_batches) for micro_batches in plan]
     stats.add_time("reference", started)
     return found
