@@ -173,7 +173,7 @@ class NatsConnection:
         waiting = self._asked.setdefault(subject.lower(), set())
         waiting.add(denied)
         try:
-            with waiting(what, within_s=deadline_s, on=BROKER):
+            with WAITS.waiting(what, within_s=deadline_s, on=BROKER):
                 async with asyncio.timeout(deadline_s):
                     return await self._try(subject, attempt, denied)
         except TimeoutError:
