@@ -20,7 +20,7 @@ from nats.js import JetStreamContext
 
 from beamline.protocol.errors import BeamlineError, BusUnavailable, DeadlineExceeded, PermissionDenied
 from beamline.runtime.credentials import Credentials
-from beamline.runtime.waits import BROKER
+from beamline.runtime.waits import BROKER, WAITS
 
 log = logging.getLogger(__name__)
 
