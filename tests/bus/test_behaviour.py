@@ -228,3 +228,26 @@ async def test_the_journal_replays_in_order(broker: Broker, tasks: Tasks) -> Non
         await coordinator.append(record)
     again = await broker.client("coordinator")
     assert [record async for record in again.replay()] == records
+
+
+async def test_the_depth_of_a_queue_is_what_waits_and_what_is_held(broker: Broker, tasks: Tasks) -> None:
+    coordinator, rollout = await broker.client("coordinator"), await broker.client("rollout")
+    held, go, collected = asyncio.Event(), asyncio.Event(), Collector()
+
+    async def handle(group: m.Message) -> None:
+        held.set()
+        await go.wait()
+        await collected(group)
+
+    for index in range(3):
+        await coordinator.publish(prompt_group(index))
+    depth = (await coordinator.queue_depths())["rollout"]
+    assert (depth.pending, depth.unacked) == (3, 0)
+    working = tasks.start(rollout.work("rollout", handle))
+    async with deadline(10, "the first input"):
+        await held.wait()
+    depth = (await coordinator.queue_depths())["rollout"]
+    assert depth.unacked >= 1 and depth.pending + depth.unacked in (3, 4)  # one may be there twice
+    go.set()
+    await collected.until(3)
+    await tasks.cancel(working)

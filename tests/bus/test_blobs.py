@@ -126,3 +126,15 @@ async def test_a_full_store_says_what_is_needed_and_free(tmp_path: Path, monkeyp
     with pytest.raises(BlobError, match=r"shared memory is full: blob group-1/\S+ needs 1000 bytes, \S+ has \d+ free"):
         await store.put("group-1", "trajectories", bytes(1000))
     assert list((root / "group-1").iterdir()) == []
+
+
+async def test_usage_is_what_all_blobs_take(store: BlobStore) -> None:
+    assert (await store.usage()).used_bytes == 0
+    await store.put("group-1", "trajectories", b"x" * 1000)
+    await store.put("group-2", "trajectories", b"y" * 500)
+    used = (await store.usage()).used_bytes
+    assert 1500 <= used < 3000, "the broker counts headers too"
+    await store.release("group-1")
+    usage = await store.usage()
+    assert 500 <= usage.used_bytes < used - 900
+    assert usage.free_bytes is None or usage.free_bytes > 0

@@ -7,7 +7,17 @@ group ends.
 
 from typing import Protocol
 
+import msgspec
+
 from beamline.protocol.messages import BlobRef
+
+
+class BlobUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run's blobs take."""
+
+    used_bytes: int
+    free_bytes: int | None = None
+    """What they may still take, where that is known."""
 
 
 class BlobStore(Protocol):
@@ -23,6 +33,10 @@ class BlobStore(Protocol):
 
     async def release(self, owner: str) -> None:
         """Drop all blobs of an owner; a repeat does nothing. Views already handed out stay valid."""
+        ...
+
+    async def usage(self) -> BlobUsage:
+        """What all blobs of the run take now; the coordinator may ask."""
         ...
 
     async def close(self) -> None:

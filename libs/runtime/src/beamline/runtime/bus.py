@@ -9,6 +9,8 @@ acks on a timer. The one broad `except` of Beamline is here: Retryable asks for 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Protocol
 
+import msgspec
+
 from beamline.protocol.errors import Rejected
 from beamline.protocol.messages import Fence, Message, Phase, PolicyUpdate
 from beamline.protocol.subjects import Subjects
@@ -24,6 +26,15 @@ An open gate returns without waiting on anything; an input that arrives while it
 
 type OnRejected = Callable[[Message, Rejected], Message | None]
 """The failure to publish for an input that will never work."""
+
+
+class QueueDepth(msgspec.Struct, frozen=True, kw_only=True):
+    """Messages of a work queue."""
+
+    pending: int
+    """Nobody holds them yet."""
+    unacked: int
+    """A worker holds them and has not answered."""
 
 
 class Bus(Protocol):
@@ -88,6 +99,10 @@ class Bus(Protocol):
 
     def replay(self) -> AsyncIterator[bytes]:
         """The journal's records from the first to the last that was stored when called."""
+        ...
+
+    async def queue_depths(self, deadline_s: float = 5.0) -> dict[str, QueueDepth]:
+        """Of each service's work queue; the coordinator's user may ask. Raises DeadlineExceeded."""
         ...
 
     async def close(self) -> None:

@@ -9,6 +9,7 @@ from beamline.protocol.errors import BlobError, DeadlineExceeded
 from beamline.protocol.messages import BlobRef
 from beamline.protocol.subjects import Subjects
 from beamline.runtime.blob_ref import check_names, check_owner, make_ref, missing, verify
+from beamline.runtime.blob_store import BlobUsage
 from beamline.runtime.deadline import deadline
 from beamline.runtime.nats_connection import NatsConnection
 from beamline.runtime.nats_pull import PullRequest
@@ -66,6 +67,14 @@ class JetStreamBlobStore:
 
         call = f"$JS.API.STREAM.PURGE.{self._stream}"
         await self._connection.ask(f"the blobs of {owner} to be dropped", call, purge, _DEADLINE_S)
+
+    async def usage(self) -> BlobUsage:
+        async def get() -> api.StreamInfo:
+            return await self._connection.jetstream.stream_info(self._stream)
+
+        call = f"$JS.API.STREAM.INFO.{self._stream}"
+        info = await self._connection.ask("the size of the blobs", call, get, _DEADLINE_S)
+        return BlobUsage(used_bytes=info.state.bytes)
 
     async def close(self) -> None:
         """The connection belongs to the bus."""

@@ -2,6 +2,7 @@
 
 from beamline.protocol.messages import BlobRef
 from beamline.runtime.blob_ref import check_owner, make_ref, missing, verify
+from beamline.runtime.blob_store import BlobUsage
 
 
 class MemoryBlobStore:
@@ -25,6 +26,9 @@ class MemoryBlobStore:
     async def release(self, owner: str) -> None:
         check_owner(owner)
         self.blobs.pop(owner, None)
+
+    async def usage(self) -> BlobUsage:
+        return BlobUsage(used_bytes=sum(len(blob) for owned in self.blobs.values() for blob in owned.values()))
 
     async def close(self) -> None:
         """Nothing to let go of."""

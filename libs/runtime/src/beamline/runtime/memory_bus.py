@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from beamline.protocol.codec import decode, decode_as, encode
 from beamline.protocol.messages import Message
 from beamline.protocol.subjects import Subjects
-from beamline.runtime.bus import Gate, Handler, OnRejected, kept_subject
+from beamline.runtime.bus import Gate, Handler, OnRejected, QueueDepth, kept_subject
 from beamline.runtime.deadline import deadline
 from beamline.runtime.memory_hub import MemoryHub, Question, QueuedInput
 from beamline.runtime.trace_context import continuing, trace_headers
@@ -105,6 +105,13 @@ class MemoryBus:
         for record in tuple(self._hub.journal):
             yield record
 
+    async def queue_depths(self, deadline_s: float = 5.0) -> dict[str, QueueDepth]:
+        hub = self._hub
+        return {
+            service: QueueDepth(pending=hub.num_waiting(service), unacked=hub.num_held(service))
+            for service in hub.queues
+        }
+
     async def close(self) -> None:
         """Nothing to flush."""
 
@@ -144,13 +151,13 @@ class MemoryDelivery:
         return self._item.num_delivered
 
     async def ack(self) -> None:
-        """It left the queue when it was taken."""
+        self._hub.settle(self._service)
 
     async def nak(self, delay_s: float = 0.0) -> None:
         self._hub.put_back(self._service, self._item, delay_s)
 
     async def term(self) -> None:
-        """It left the queue when it was taken."""
+        self._hub.settle(self._service)
 
     async def in_progress(self) -> None:
         """It is held for as long as its handler runs."""

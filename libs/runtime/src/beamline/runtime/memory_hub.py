@@ -6,6 +6,7 @@ turns of the event loop, never on the clock, so the same seed gives the same run
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Mapping
 
 import msgspec
@@ -68,6 +69,7 @@ class MemoryHub:
         self._reorder = reorder
         self._max_delay_turns = max_delay_turns
         self._queues: dict[str, list[QueuedInput]] = {}
+        self._num_held = Counter[str]()
         self._arrived: dict[str, asyncio.Event] = {}
         self._seen_ids: set[str] = set()
         self._kept: dict[str, PlainMessage] = {}
@@ -103,13 +105,15 @@ class MemoryHub:
             await arrived.wait()
         index = self._random.randrange(len(waiting)) if self._random.random() < self._reorder else 0
         taken = waiting.pop(index)
+        self._num_held[service] += 1
         taken = msgspec.structs.replace(taken, num_delivered=taken.num_delivered + 1)
         if self._random.random() < self._duplicate:
-            self._enqueue(service, msgspec.structs.replace(taken, num_delivered=taken.num_delivered - 1))
+            self._enqueue(service, taken)
         return taken
 
     def put_back(self, service: str, item: QueuedInput, delay_s: float = 0.0) -> None:
-        """Deliver an input again, after a delay."""
+        """Deliver an input that was taken again, after a delay."""
+        self.settle(service)
         if delay_s <= 0:
             self._enqueue(service, item)
             return
@@ -126,6 +130,19 @@ class MemoryHub:
     def num_waiting(self, service: str) -> int:
         """Inputs in a service's queue."""
         return len(self._queues.get(service, ()))
+
+    def num_held(self, service: str) -> int:
+        """Inputs of a service's queue that were taken and not answered."""
+        return self._num_held[service]
+
+    def settle(self, service: str) -> None:
+        """An input that was taken is held no longer."""
+        self._num_held[service] -= 1
+
+    @property
+    def queues(self) -> list[str]:
+        """Services whose queues have had an input."""
+        return list(self._queues)
 
     def last(self, subject: str) -> PlainMessage | None:
         return self._kept.get(subject)

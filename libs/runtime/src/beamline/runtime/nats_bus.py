@@ -16,7 +16,7 @@ from beamline.protocol.codec import decode, decode_as, encode
 from beamline.protocol.errors import ProtocolError
 from beamline.protocol.messages import Message
 from beamline.protocol.subjects import Subjects
-from beamline.runtime.bus import Gate, Handler, OnRejected, kept_subject
+from beamline.runtime.bus import Gate, Handler, OnRejected, QueueDepth, kept_subject
 from beamline.runtime.credentials import Credentials
 from beamline.runtime.nats_connection import NatsConnection
 from beamline.runtime.nats_pull import NatsSource, read
@@ -202,6 +202,9 @@ class NatsBus:
                 break
         await records.aclose()
 
+    async def queue_depths(self, deadline_s: float = 5.0) -> dict[str, QueueDepth]:
+        return {service: await self._depth(service, deadline_s) for service in _WORKERS}
+
     async def close(self) -> None:
         await self.connection.close()
 
@@ -215,6 +218,16 @@ class NatsBus:
         journal = api.StreamConfig(name=names.stream("journal"), subjects=[names.journal])
         blob = api.StreamConfig(name=names.stream("blob"), subjects=[names.blob("*")])
         return [work, last, journal, *([blob] if blobs else [])]
+
+    async def _depth(self, service: str, deadline_s: float) -> QueueDepth:
+        stream = self._subjects.stream("work")
+
+        async def get() -> api.ConsumerInfo:
+            return await self.connection.jetstream.consumer_info(stream, service)
+
+        call = f"$JS.API.CONSUMER.INFO.{stream}.{service}"
+        info = await self.connection.ask(f"the depth of work queue {service}", call, get, deadline_s)
+        return QueueDepth(pending=info.num_pending or 0, unacked=info.num_ack_pending or 0)
 
     async def _ensure_stream(self, config: api.StreamConfig) -> None:
         config = config.evolve(storage=api.StorageType.FILE, duplicate_window=DUPLICATE_WINDOW_S)

@@ -75,7 +75,8 @@ def _read(stream: str) -> list[str]:
 def _manage(subjects: Subjects, *, blobs: bool) -> list[str]:
     streams = [subjects.stream(name) for name in ("work", "last", "journal", *(("blob",) if blobs else ()))]
     calls = [f"{_API}.STREAM.{verb}.{stream}" for stream in streams for verb in ("CREATE", "UPDATE", "INFO")]
-    return [*calls, f"{_API}.CONSUMER.CREATE.{subjects.stream('work')}.>"]
+    work = subjects.stream("work")
+    return [*calls, f"{_API}.CONSUMER.CREATE.{work}.>", f"{_API}.CONSUMER.INFO.{work}.*"]
 
 
 def _blobs(subjects: Subjects, used: bool, *, owner: bool = False) -> list[str]:

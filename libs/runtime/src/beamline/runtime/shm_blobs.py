@@ -3,12 +3,14 @@
 A run's files lie in one folder (`shm_root`), mode 0700; the launcher removes it at the run's end (`sweep`).
 """
 
+import asyncio
 import errno
 import hashlib
 import mmap
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from beamline.protocol.errors import BlobError
 from beamline.protocol.messages import BlobRef
 from beamline.protocol.subjects import Subjects
 from beamline.runtime.blob_ref import check_names, check_owner, make_ref, missing, verify
+from beamline.runtime.blob_store import BlobUsage
 
 _SHARED_MEMORY = Path("/dev/shm")
 
@@ -29,7 +32,7 @@ def shm_root(subjects: Subjects, run_dir: Path) -> Path:
 def sweep(subjects: Subjects, run_dir: Path) -> int:
     """Remove everything that the run keeps in shared memory, weights included; returns the bytes freed."""
     root = shm_root(subjects, run_dir)
-    num_bytes = sum(path.lstat().st_size for path in root.rglob("*") if path.is_file())
+    num_bytes = _tree_bytes(root)
     _remove(root)
     return num_bytes
 
@@ -74,8 +77,15 @@ class ShmBlobStore:
         check_owner(owner)
         _remove(self._root / owner)
 
+    async def usage(self) -> BlobUsage:
+        return await asyncio.to_thread(self._usage)
+
     async def close(self) -> None:
         """Nothing is held open."""
+
+    def _usage(self) -> BlobUsage:
+        space = os.statvfs(self._root)
+        return BlobUsage(used_bytes=_tree_bytes(self._root), free_bytes=space.f_bavail * space.f_frsize)
 
     def _explain(self, error: OSError, ref: BlobRef) -> BlobError:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -86,6 +96,16 @@ class ShmBlobStore:
             f"shared memory is full: blob {ref.owner}/{ref.key} needs {ref.num_bytes} bytes, {self._root.parent} has "
             f"{free} free: lower rollout.sampling.groups_per_step, or give {self._root.parent} more room"
         )
+
+
+def _tree_bytes(root: Path) -> int:
+    """Of all files under a folder that others write to and remove from meanwhile."""
+    num_bytes = 0
+    for folder, _, names in os.walk(root):
+        for name in names:
+            with suppress(FileNotFoundError):
+                num_bytes += os.lstat(os.path.join(folder, name)).st_size
+    return num_bytes
 
 
 def _private_dir(path: Path) -> None:

@@ -64,6 +64,11 @@ class Evaluator:
         )
         return await self._finish(step)
 
+    def progress(self) -> tuple[int, int]:
+        """Problems of the evaluation under way that are answered, and all of them; 0 and 0 where there is none."""
+        num_problems = sum(len(evaluation.prompts) for evaluation in self._running)
+        return num_problems - sum(evaluation.num_waiting for evaluation in self._running), num_problems
+
     async def take(self, result: ScoredGroup | GroupFailed) -> None:
         """A result from the ring; one that no running evaluation awaits is dropped with its blobs."""
         owner = next((e for e in self._running if e.owns(result.group_id)), None)
