@@ -26,7 +26,7 @@ def render(diagnosis: Diagnosis, engine_L: np.ndarray, trainer_L: np.ndarray) ->
         tiles=_tiles(diagnosis),
         readings=[(r.name, r.own, gap_cells(r.gap)) for r in diagnosis.readings],
         style=(report.ASSETS / "page.css").read_text(),
-        script=(report.ASSETS / "page.js").read_text(),
+        script=report.script(),
         chart_library=report.chart_library(),
         specs=report.script_json({chart.key: chart.spec for chart in drawn}),
     )

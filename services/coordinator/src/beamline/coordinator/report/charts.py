@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from beamline.coordinator.report.vega import (
     SERIES_COLOURS,
@@ -20,6 +20,8 @@ from beamline.coordinator.summary import StepValues, Summary
 
 PHASES = ("generate", "train", "sync", "evaluate", "checkpoint")
 OTHER = "other"
+LEAST = 1e-9
+"""Of a logarithmic axis."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +35,8 @@ class Figure:
     """d3 format of the axis and the tooltip."""
     meaning: str
     from_zero: bool = False
+    logarithmic: bool = False
+    """Values below LEAST are drawn as that."""
 
 
 REWARD = Figure(
@@ -57,6 +61,7 @@ MISMATCH = Figure(
     meaning="Distance of the trainer's log-probabilities from the engine's, before the first update",
     from_zero=True,
 )
+MISMATCH_LOG = replace(MISMATCH, from_zero=False, logarithmic=True)
 THROUGHPUT = Figure(
     metric="throughput/tokens_per_s",
     title="Throughput",
@@ -84,13 +89,15 @@ def line_chart(summary: Summary, figure: Figure) -> Chart | None:
     first, last = rows[0], rows[-1]
     ends = (f"{_short(row['value'])} at step {row['step']}" for row in (first, last))
     caption = f"{figure.meaning}: {', '.join(ends)}."
-    y = quantity("value", figure.unit, form=figure.format, scale={"zero": figure.from_zero, "nice": True})
     tooltip = [_STEP_TIP, tip("value", ".5~g", figure.unit)]
+    spec = _layered(rows, [{"mark": {"type": "line", "color": SERIES_COLOURS[0]}}], _value_axis(figure), tooltip)
+    if figure.logarithmic:
+        spec["transform"] = [{"calculate": f"max(datum.value, {LEAST})", "as": "drawn"}]
     return Chart(
         key=figure.metric.replace("/", "-"),
         title=figure.title,
         caption=caption,
-        spec=_layered(rows, [{"mark": {"type": "line", "color": SERIES_COLOURS[0]}, "encoding": {"y": y}}], y, tooltip),
+        spec=spec,
     )
 
 
@@ -159,6 +166,13 @@ def phases_chart(summary: Summary) -> Chart | None:
 _STEP_TIP = tip("step", "d")
 
 
+def _value_axis(figure: Figure) -> Spec:
+    if figure.logarithmic:
+        scale = {"type": "log", "nice": True}
+        return quantity("drawn", figure.unit, form=".0e", scale=scale, tickCount=4, labelOverlap=True)
+    return quantity("value", figure.unit, form=figure.format, scale={"zero": figure.from_zero, "nice": True})
+
+
 def _rows(steps: Sequence[StepValues], figure: Figure) -> list[Row]:
     return [{"step": s.step, "value": s.values[figure.metric]} for s in steps if figure.metric in s.values]
 
@@ -174,23 +188,22 @@ def _phase_rows(step: StepValues) -> list[Row]:
 
 
 def _layered(rows: list[Row], layers: list[Spec], y: Spec, tooltip: list[Spec], shared: Spec | None = None) -> Spec:
-    """Layers over the steps, and points of which the one nearest to the pointer is enlarged and explained."""
-    hover = {
-        "name": "hover",
-        "select": {"type": "point", "on": "pointermove", "nearest": True, "clear": "pointerout", "encodings": ["x"]},
-    }
+    """Layers over the steps, and points of which the one at the pointer is enlarged and explained."""
+    # What finds the nearest point loses the text of its tooltip: where there is some, points are to be met.
+    on = {"on": "pointerover"} if shared else {"on": "pointermove", "nearest": True}
+    hover = {"name": "hover", "select": {"type": "point", **on, "clear": "pointerout", "encodings": ["x"]}}
     points: Spec = {
         "params": [hover],
         "mark": {"type": "point", "filled": True, **({} if shared else {"color": SERIES_COLOURS[0]})},
         "encoding": {
             "y": y,
             "tooltip": tooltip,
-            "size": {"condition": {"param": "hover", "empty": False, "value": 110}, "value": 28},
+            "size": {"condition": {"param": "hover", "empty": False, "value": 110}, "value": 45 if shared else 28},
             **(shared or {}),
         },
     }
     x = quantity("step", "step", form="d", tickMinStep=1)
-    return {"data": {"values": rows}, "encoding": {"x": x}, "layer": [*layers, points]}
+    return {"data": {"values": rows}, "encoding": {"x": x, "y": y}, "layer": [*layers, points]}
 
 
 def _short(value: float) -> str:

@@ -53,7 +53,7 @@ def render(summary: Summary, dumps: content.Dumps) -> str:
             artifacts=_links(summary.artifacts),
             duration=content.duration(summary.duration_s),
             style=(ASSETS / "page.css").read_text(),
-            script=(ASSETS / "page.js").read_text(),
+            script=script(),
             chart_library=chart_library() if drawn else "",
             specs=script_json({chart.key: chart.spec for chart in drawn}),
         )
@@ -71,6 +71,11 @@ def environment(*folders: Path) -> "jinja2.Environment":
         trim_blocks=True,
         lstrip_blocks=True,
     )
+
+
+def script() -> str:
+    """What draws a page's own charts, which stand in its element `specs`."""
+    return "".join((ASSETS / name).read_text() for name in ("draw.js", "page.js"))
 
 
 @cache
