@@ -3,7 +3,8 @@
     python fake_service.py SERVICE,BEHAVIOUR[,WORKER...] --run-dir DIR --worker NAME
 
 BEHAVIOUR, of any service: `serve` waits to be stopped; `refuse` and `crash` end by an error; `once` is killed at its
-first start; `child` starts a process of its own, notes its pid, and serves; `deaf` does not drain. Of a coordinator:
+first start; `child` starts a process of its own, notes its pid, and serves; `deaf` does not drain; `leave` ends with
+exit code 7, and `die` by SIGTERM; `freeze` stops itself, and `block` keeps its event loop busy. Of a coordinator:
 `finish` waits for the named workers to be ready, takes one step and ends; `follow` ends when it is asked to; `idle`
 does not answer.
 """
@@ -13,6 +14,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 
 from beamline.protocol.errors import ConfigError
 from beamline.protocol.messages import (
@@ -54,10 +56,25 @@ async def main(context: ServiceContext) -> None:
             child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
             (context.run_dir / "child.pid").write_text(str(child.pid))
             await context.stop.wait()
+        case "leave":
+            os._exit(7)
+        case "die":
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
+        case "freeze":
+            os.kill(os.getpid(), signal.SIGSTOP)
+            await context.stop.wait()
+        case "block":
+            hold_the_loop()
         case "deaf":
             await asyncio.Event().wait()
         case _:
             await context.stop.wait()
+
+
+def hold_the_loop() -> None:
+    """As a defect in a service would: no heartbeat gets out."""
+    threading.Event().wait()
 
 
 async def take_one_step(context: ServiceContext) -> None:

@@ -4,9 +4,10 @@ import asyncio
 import sys
 from pathlib import Path
 
+from beamline.coordinator.cli import exit_code
 from beamline.coordinator.launch.display import PlainDisplay
-from beamline.coordinator.launch.interrupt import Interrupted
 from beamline.coordinator.launch.run import run
+from beamline.protocol.errors import BeamlineError
 from launcher_fakes import fake_command, trial_config
 
 
@@ -15,9 +16,9 @@ def main() -> None:
     command = fake_command(**dict(behaviour.split("=") for behaviour in behaviours))
     try:
         print(asyncio.run(run(trial_config(Path(folder)), PlainDisplay(), command=command)))
-    except Interrupted as interrupted:
-        print(interrupted)
-        sys.exit(130)
+    except BeamlineError as error:
+        print(f"beamline: {error}")
+        sys.exit(exit_code(error))
 
 
 if __name__ == "__main__":

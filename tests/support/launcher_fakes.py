@@ -17,12 +17,15 @@ from beamline.protocol.config import (
     RunConfig,
     RunSection,
     SamplingSection,
+    TelemetrySection,
 )
 from beamline.protocol.subjects import Subjects
 from beamline.runtime.shm_blobs import shm_root
 
 LAUNCH = Path(__file__).with_name("launch_trial.py")
 DEADLINE_S = 60
+SILENT_S = 4.0
+"""Twice the time between two heartbeats."""
 FAKE = Path(__file__).with_name("fake_service.py")
 
 
@@ -65,6 +68,7 @@ def trial_config(folder: Path) -> RunConfig:
         model=ModelSection(path="asset:bench"),
         data=DataSection(train=str(write_rows(folder / "train.parquet", problems)), evals=[sums], max_prompt_tokens=64),
         rollout=RolloutSection(sampling=SamplingSection(max_response_tokens=64)),
+        telemetry=TelemetrySection(silent_s=SILENT_S),
     )
 
 

@@ -44,9 +44,15 @@ def test_phases_move_the_bar_and_only_the_long_ones_are_told() -> None:
     assert lines(PhaseName.EVALUATE) == []
 
 
-def test_a_failure_is_told() -> None:
-    failed = ServiceFailed(service="trainer", worker="trainer", error="the loss is NaN", traceback="...")
-    assert Progress(1, now=lambda: 0.0).lines(failed) == ["trainer failed: the loss is NaN"]
+def test_a_failure_is_told_with_its_traceback() -> None:
+    traceback = 'Traceback (most recent call last):\n  File "loss.py", line 3\nNotFinite: the loss is NaN\n'
+    failed = ServiceFailed(service="trainer", worker="trainer", error="the loss is NaN", traceback=traceback)
+    assert Progress(1, now=lambda: 0.0).lines(failed) == [
+        "trainer failed: the loss is NaN",
+        "  Traceback (most recent call last):",
+        '    File "loss.py", line 3',
+        "  NotFinite: the loss is NaN",
+    ]
 
 
 def test_a_step_in_one_line() -> None:

@@ -1,7 +1,7 @@
 """The command line. Every command imports what it needs when it runs, so that `--help` is quick.
 
-An error that the user can mend is one line and exit code 2; a run that failed ends with exit code 1; `--debug` adds
-the traceback to either.
+An error that the user can mend is one line and exit code 2; a run that failed ends with the exit code of the service
+that ended it, as a rule 1; `--debug` adds the traceback to either.
 """
 
 import asyncio
@@ -225,14 +225,18 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         if debug:
             raise
         typer.echo(f"beamline: {error}", err=True)
-        sys.exit(_exit_code(error))
+        sys.exit(exit_code(error))
 
 
-def _exit_code(error: Exception) -> int:
+def exit_code(error: Exception) -> int:
+    """How `beamline` ends by an error."""
     from beamline.coordinator.launch.interrupt import Interrupted
+    from beamline.coordinator.launch.supervisor import RunFailed
 
     if isinstance(error, Interrupted):
         return INTERRUPTED_EXIT
+    if isinstance(error, RunFailed):
+        return error.exit_code
     return CONFIG_EXIT if isinstance(error, ConfigError | OSError) else 1
 
 

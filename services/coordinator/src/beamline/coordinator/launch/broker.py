@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Protocol
 
 from beamline.coordinator.launch.guard import Guard
+from beamline.coordinator.launch.process_table import BROKER
 from beamline.coordinator.launch.supervisor import Notify, RestartPolicy, RunFailed
 from beamline.protocol.config import BusSection
 from beamline.protocol.subjects import Subjects
@@ -37,7 +38,7 @@ class OwnBroker:
 
     async def start(self) -> Credentials:
         await self._server.start()
-        self._guard.watch(self._server.pid)
+        self._guard.watch(BROKER, self._server.pid)
         return self._server.credentials("cli")
 
     async def keep(self) -> None:
@@ -47,7 +48,7 @@ class OwnBroker:
             self._notify(f"{str(error).splitlines()[0]}; starting it again")
             await asyncio.sleep(self._policy.delay_s(num_restarts))
             await self._server.restart()
-            self._guard.watch(self._server.pid)
+            self._guard.watch(BROKER, self._server.pid)
         raise RunFailed(f"nats-server was started {self._policy.max_restarts} times again: {await self._server.died()}")
 
     async def stop(self) -> None:

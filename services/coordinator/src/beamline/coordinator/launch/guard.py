@@ -14,15 +14,22 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from beamline.coordinator.launch.process_table import ProcessTable
 from beamline.protocol.subjects import Subjects
 from beamline.runtime.shm_blobs import sweep
 
 
 class Guard:
-    """The launcher's end of the pipe."""
+    """The launcher's end of the pipe.
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    Args:
+        process: the guard's.
+        table: takes note of the groups too, for whoever looks at the run.
+    """
+
+    def __init__(self, process: asyncio.subprocess.Process, table: ProcessTable) -> None:
         self._process = process
+        self.table = table
         assert process.stdin is not None
         self._input = process.stdin
 
@@ -30,13 +37,13 @@ class Guard:
     async def start(cls, subjects: Subjects, run_dir: Path) -> "Guard":
         """Start the guard of a run."""
         command = (sys.executable, "-m", __name__, subjects.prefix, subjects.run, str(run_dir))
-        return cls(
-            await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE, start_new_session=True)
-        )
+        process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE, start_new_session=True)
+        return cls(process, ProcessTable(run_dir))
 
-    def watch(self, pid: int) -> None:
-        """Note a process group, named by its leader."""
+    def watch(self, name: str, pid: int) -> None:
+        """Note a worker's process group, by its leader."""
         self._input.write(f"+{pid}\n".encode())
+        self.table.note(name, pid)
 
     def forget(self, pid: int) -> None:
         """The process group has ended."""

@@ -107,7 +107,7 @@ class LocalLauncher:
                 env=environment(self._base_environment, spec.threads),
                 start_new_session=True,
             )
-        self._guard.watch(process.pid)
+        self._guard.watch(spec.worker, process.pid)
         worker = LocalWorker(process, self._guard, spec.service)
         self._workers = [other for other in self._workers if not other.ended] + [worker]
         return worker

@@ -50,7 +50,7 @@ class Progress:
             case EvalResult():
                 return [eval_line(message)]
             case ServiceFailed():
-                return [f"{message.worker} failed: {message.error}"]
+                return failure_lines(message)
             case _:
                 return []
 
@@ -69,6 +69,12 @@ class Progress:
         begins = phase.phase is not self.phase and phase.phase in (PhaseName.EVALUATE, PhaseName.CHECKPOINT)
         self.phase = phase.phase
         return [f"{phase.phase} policy {phase.policy_version}"] if begins else []
+
+
+def failure_lines(failed: ServiceFailed) -> list[str]:
+    """The last word of a service, with its traceback."""
+    traceback = [f"  {line}" for line in failed.traceback.rstrip().splitlines()]
+    return [f"{failed.worker} failed: {failed.error}", *traceback]
 
 
 def step_line(step: int, num_steps: int, values: Mapping[str, float]) -> str:

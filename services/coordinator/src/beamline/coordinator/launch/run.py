@@ -19,6 +19,7 @@ from beamline.coordinator.launch.progress import Progress
 from beamline.coordinator.launch.run_folder import RunFolder, rollout_threads, trainer_threads
 from beamline.coordinator.launch.supervisor import RestartPolicy, Supervisor
 from beamline.coordinator.launch.watch import watch
+from beamline.coordinator.launch.watchdog import Watchdog
 from beamline.protocol.config import RunConfig
 from beamline.protocol.messages import PhaseName, StopRequest
 from beamline.protocol.subjects import Subjects
@@ -74,12 +75,13 @@ async def supervise(config: RunConfig, run_dir: Path, display: Display, command:
         )
         interrupts = Interrupts(lambda: bus.request(StopRequest()), display.line)
         interrupts.install()
+        watchdog = Watchdog(guard.table, run_dir / "logs", config.telemetry.silent_s, display.line)
         stack.enter_context(display.shown())
         await _first_end(
             supervisor.run(worker_specs(config, run_dir)),
             broker.keep(),
             _ended_by(interrupts),
-            beside=watch(bus, progress, display),
+            beside=watch(bus, progress, display, watchdog),
         )
 
 

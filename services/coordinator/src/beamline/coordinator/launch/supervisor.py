@@ -20,7 +20,16 @@ type Notify = Callable[[str], None]
 
 
 class RunFailed(BeamlineError):
-    """The run cannot go on. Its text says which worker ended, how, and what it said last."""
+    """The run cannot go on. Its text says which worker ended, how, and what it said last.
+
+    Args:
+        text: of the error.
+        exit_code: of `beamline run`: the worker's own, as a shell has it.
+    """
+
+    def __init__(self, text: str, exit_code: int = EXIT_FAILED) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
 
 
 class RestartPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,7 +106,7 @@ class Supervisor:
                 restarts.popleft()
             if len(restarts) >= self._policy.max_restarts:
                 often = f"it was started {len(restarts)} times again within {self._policy.window_s:g} s"
-                raise RunFailed(f"{ending(spec, code)}; {often}. {last_words(spec.log)}")
+                raise RunFailed(f"{ending(spec, code)}; {often}. {last_words(spec.log)}", exit_code_of(code))
             delay_s = self._policy.delay_s(len(restarts))
             restarts.append(now)
             await asyncio.sleep(delay_s)
@@ -109,10 +118,15 @@ class Supervisor:
             raise ConfigError(refusal(spec.log) or ending(spec, code))
         if spec.service == "trainer":
             reason = "the optimizer's state went with it, so the run cannot go on: start it again"
-            raise RunFailed(f"{ending(spec, code)}; {reason}. {last_words(spec.log)}")
+            raise RunFailed(f"{ending(spec, code)}; {reason}. {last_words(spec.log)}", exit_code_of(code))
         if spec.service == "coordinator" and code == EXIT_FAILED:
             # It gave up with a reason (a wait that ran out, a ledger that does not close): not a crash.
-            raise RunFailed(f"{ending(spec, code)}. {last_words(spec.log)}")
+            raise RunFailed(f"{ending(spec, code)}. {last_words(spec.log)}", exit_code_of(code))
+
+
+def exit_code_of(code: int) -> int:
+    """How a failed run ends by a worker that ended like this: never well, and by a signal as shells have it."""
+    return 128 - code if code < 0 else code or EXIT_FAILED
 
 
 def ending(spec: WorkerSpec, code: int) -> str:
