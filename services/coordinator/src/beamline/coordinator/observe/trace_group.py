@@ -74,7 +74,7 @@ class GroupSearch:
         outcome, step = _outcome(group_id, found, steps, has_finished)
         if outcome is Outcome.TRAINED:
             found += self._training(found)
-        stops = [Stop(span, steps.get(span.trace_id)) for span in sorted(found, key=lambda span: span.start_ns)]
+        stops = [Stop(span, steps.get(span.trace_id)) for span in sorted(found, key=_key)]
         return GroupTrace(self._run, group_id, stops, outcome, step)
 
     def _training(self, found: list[Span]) -> list[Span]:
@@ -90,6 +90,10 @@ def read_group(run_dir: Path, group_id: str) -> tuple[GroupTrace | None, set[str
     """A group's way, None where the run has none of that name; and the groups that it has. Raises as `read_spans`."""
     search = GroupSearch(run_dir.name, lambda: read_spans(run_dir))
     return search.find(group_id), search.group_ids
+
+
+def _key(span: Span) -> tuple[int, int]:
+    return span.start_ns, -span.end_ns
 
 
 def _outcome(group_id: str, found: list[Span], steps: dict[str, int], has_finished: bool) -> tuple[Outcome, int | None]:

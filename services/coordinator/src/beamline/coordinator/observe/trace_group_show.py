@@ -7,8 +7,12 @@ from beamline.coordinator.observe import trace_names as names
 from beamline.coordinator.observe.trace_group import GroupTrace, Outcome, Stop
 from beamline.coordinator.observe.trace_show import NS
 
-HIDDEN = {names.GROUP_ID, names.GROUP_IDS, names.FILTERED, names.STALE, names.FAILED, names.STEP_NUMBER, names.RUN}
 PREFIX = "beamline."
+HIDDEN = {
+    *(names.GROUP_ID, names.GROUP_IDS, names.FILTERED, names.STALE, names.FAILED, names.IS_FINAL),
+    *(PREFIX + name for name in ("run", "service", "message", "purpose")),
+}
+"""What stands elsewhere on the line, or says nothing of the group."""
 
 
 def show_group(trace: GroupTrace, console: Console) -> None:

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 
 from beamline.coordinator.observe.spans import Span
+from beamline.runtime.trace_context import GROUP_ID
+from beamline.runtime.trace_context import STEP as STEP_NUMBER
 
 STEP = "step"
 GENERATE = "generate"
@@ -20,10 +22,6 @@ GROUP_FAILED = "group failed"
 UPDATE = "update"
 FINISH = "finish"
 
-RUN = "beamline.run"
-STEP_NUMBER = "beamline.step"
-GROUP_ID = "beamline.group_id"
-ATTEMPT = "beamline.attempt"
 IS_FINAL = "beamline.is_final"
 """Of a failed attempt: there is no further one."""
 GROUP_IDS, FILTERED, STALE, FAILED = (f"beamline.{which}" for which in ("group_ids", "filtered", "stale", "failed"))
