@@ -173,6 +173,8 @@ MESSAGES: tuple[m.Message, ...] = (
         workers=[HEARTBEAT],
         metrics={"reward/mean": 0.25},
         left_out={"rollout-0": "a checksum differs"},
+        phase_since=1_764_000_000.5,
+        silences_s={"rollout-1": 1.25},
     ),
 )
 

@@ -107,3 +107,7 @@ class StatusReply(Message, kw_only=True, tag="StatusReply/1"):
     metrics: dict[str, float]
     left_out: dict[str, str] = field(default_factory=dict[str, str])
     """Workers without which the run goes on at present, each with the reason."""
+    phase_since: float = 0.0
+    """When the phase was entered, in Unix seconds."""
+    silences_s: dict[str, float] = field(default_factory=dict[str, float])
+    """Seconds since the last heartbeat of each worker."""

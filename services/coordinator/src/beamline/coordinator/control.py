@@ -1,5 +1,7 @@
 """Answers requests from the command line: status, pause, resume, stop."""
 
+import time
+
 import msgspec
 
 from beamline.coordinator.core import Core
@@ -41,6 +43,8 @@ class Control:
             workers=self._workers(),
             metrics=core.metrics,
             left_out=core.roster.left_out(),
+            phase_since=self._lease.since,
+            silences_s=core.roster.silences_s(time.monotonic()),
         )
 
     def _workers(self) -> list[m.Heartbeat]:

@@ -1,5 +1,6 @@
 """Phases as a lease on device memory: colocated services take turns, disaggregated ones never wait."""
 
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from itertools import starmap
 from typing import Protocol
@@ -42,6 +43,8 @@ class Lease(Protocol):
     """Chosen when the run is built, by `run.placement`."""
 
     phase: PhaseName
+    since: float
+    """When the present phase was entered, in Unix seconds."""
 
     async def acquire(self, phase: PhaseName, step: int, policy_version: int) -> None:
         """Enter a phase: returns when its holder may start. Raises BeamlineError where devices are not released."""
@@ -59,10 +62,10 @@ class GrantedLease:
     def __init__(self, publish: Publish, first_sequence: int) -> None:
         self._publish = publish
         self._sequence = first_sequence
-        self.phase = PhaseName.START
+        self.phase, self.since = PhaseName.START, time.time()
 
     async def acquire(self, phase: PhaseName, step: int, policy_version: int) -> None:
-        self.phase = phase
+        self.phase, self.since = phase, time.time()
         await self._publish(
             Phase(sequence=self._sequence, step=step, phase=phase, policy_version=policy_version, granted=True)
         )
@@ -99,7 +102,7 @@ class ColocatedLease:
         self._now = now
         self._sequence = first_sequence
         self._holder = holder
-        self.phase = PhaseName.START
+        self.phase, self.since = PhaseName.START, time.time()
 
     async def acquire(self, phase: PhaseName, step: int, policy_version: int) -> None:
         holder = HOLDERS[phase]
@@ -107,7 +110,7 @@ class ColocatedLease:
             await self._send(phase, step, policy_version, granted=False)
             await self._released(self._holder, holder, self._sequence - 1, phase)
         self._holder = holder
-        self.phase = phase
+        self.phase, self.since = phase, time.time()
         await self._send(phase, step, policy_version, granted=True)
 
     @property

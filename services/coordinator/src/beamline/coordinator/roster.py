@@ -79,6 +79,10 @@ class Roster:
         """The last heartbeat of every worker, by name."""
         return [heartbeat for _, (_, heartbeat) in sorted(self._last.items())]
 
+    def silences_s(self, now: float) -> dict[str, float]:
+        """Seconds since the last heartbeat of every worker."""
+        return {worker: now - at for worker, (at, _) in sorted(self._last.items())}
+
     def started(self, service: str, now: float) -> list[Heartbeat]:
         """The live workers that are past their start: by their heartbeat's state, or because they have answered."""
         answered = self._prepared.keys() | self._loaded.keys()
