@@ -10,6 +10,8 @@ import typer
 
 observe_app = typer.Typer()
 """Its commands are commands of `beamline` itself."""
+WIDE = 240
+"""Columns for a table that is not to be squeezed into a narrow terminal or a pipe."""
 
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="The run's name under --runs, or its folder.")]
 Runs = Annotated[Path, typer.Option("--runs", help="The folder that holds the runs.")]
@@ -57,7 +59,7 @@ def trace(
     if json:
         typer.echo(trace_command.as_json(found))
     else:
-        trace_command.show(found, Console(soft_wrap=True, markup=False, highlight=False))
+        trace_command.show(found, Console(width=WIDE, soft_wrap=True, markup=False, highlight=False))
 
 
 @observe_app.command()
@@ -78,3 +80,15 @@ def logs(
     wanted = Wanted(who=who, step=step, level=level.upper())
     with suppress(KeyboardInterrupt):
         asyncio.run(show_logs(find_run(run, runs), wanted, choose_print(json=json), follow=follow))
+
+
+@observe_app.command()
+def top(run: RunName, runs: Runs = Path("runs")) -> None:
+    """Watch a live run on the whole terminal; q leaves. Plain lines in a pipe."""
+    from rich.console import Console
+
+    from beamline.coordinator.launch.find_run import find_run
+    from beamline.coordinator.observe.top import top as show_top
+
+    with suppress(KeyboardInterrupt):
+        asyncio.run(show_top(find_run(run, runs), Console(soft_wrap=True)))
