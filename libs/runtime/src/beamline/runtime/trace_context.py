@@ -73,14 +73,15 @@ def handling_span(service: str, message: Message, headers: Mapping[str, str], nu
 
 
 @contextmanager
-def linked_span(name: str, groups: Mapping[str, str]) -> Iterator[None]:
+def linked_span(name: str, groups: Mapping[str, str], told: Mapping[str, Mapping[str, str]] = {}) -> Iterator[None]:
     """A span around what is done with groups, with a link to where each one was issued.
 
     Args:
         groups: the traceparent of each group by its id.
+        told: further attributes of a group's link.
     """
     found = {group_id: _span_context(parent) for group_id, parent in groups.items() if parent}
-    links = [Link(of, {GROUP_ID: group_id}) for group_id, of in found.items()]
+    links = [Link(of, {GROUP_ID: group_id, **told.get(group_id, {})}) for group_id, of in found.items()]
     with _tracer.start_as_current_span(name, links=links):
         yield
 

@@ -110,7 +110,8 @@ class TrainerWorker:
         log.info("step %d trains %s", message.step, " ".join(group.group_id for group in message.groups))
         self._status.state, self._status.in_flight = WorkerState.BUSY, 1
         started = time.perf_counter()
-        with linked_span("assemble", {group.group_id: group.traceparent for group in message.groups}):
+        issued = {group.group_id: group.traceparent for group in message.groups}
+        with linked_span("assemble", issued, _mini_batches(message)):
             share = await self._rank.share(message, self._blobs)
         loaded_s = time.perf_counter() - started
         stats = await self._run(f"step {message.step} to be trained", self._train, message, share)
@@ -199,3 +200,12 @@ class TrainerWorker:
             return await asyncio.get_running_loop().run_in_executor(
                 self._thread, lambda: here.run(work, *args, **kwargs)
             )
+
+
+def _mini_batches(message: TrainBatch) -> dict[str, dict[str, str]]:
+    """By group, which mini-batches its trajectories are in, counted from 1: what its link tells."""
+    numbers: dict[str, list[str]] = {}
+    for number, mini_batch in enumerate(message.mini_batches, start=1):
+        for group in sorted({place.group for rank in mini_batch.ranks for place in rank}):
+            numbers.setdefault(message.groups[group].group_id, []).append(str(number))
+    return {group_id: {"beamline.mini_batch": " ".join(found)} for group_id, found in numbers.items()}
