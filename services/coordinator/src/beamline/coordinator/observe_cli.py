@@ -92,3 +92,17 @@ def top(run: RunName, runs: Runs = Path("runs")) -> None:
 
     with suppress(KeyboardInterrupt):
         asyncio.run(show_top(find_run(run, runs), Console(soft_wrap=True)))
+
+
+@observe_app.command()
+def dashboard(
+    run: Annotated[str, typer.Argument(metavar="[RUN]", help="A run's name or folder; the newest if not given.")] = "",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 0,
+    opened: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Serve a page that shows a run, live or ended, and updates by itself. Ctrl-C ends it."""
+    from beamline.coordinator.dashboard import serve
+
+    with suppress(KeyboardInterrupt):
+        serve.dashboard(run, runs, port, opened=opened)
