@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest_asyncio
 
+from beamline.coordinator.observe.log_lines import read_lines
 from beamline.protocol import messages as m
 from beamline.protocol.config import BusSection, RunConfig, RunSection
 from beamline.runtime.deadline import deadline
@@ -113,7 +114,9 @@ async def test_an_error_goes_out_on_the_bus_with_its_traceback(nats: NatsBroker,
     await coordinator.last(m.Phase)  # the subscription is in place before the answer to this
     code, text = await end_of(await start("--run-dir", str(run_dir), "--worker", "crash"))
     assert code == 1
-    assert "KeyError: 'a defect'" in text
+    (last,) = [record for record in read_lines("crash", text.encode().splitlines()) if record.level == "ERROR"]
+    assert (last.worker, last.message) == ("crash", "crash ends by an error")
+    assert last.exception.endswith("KeyError: 'a defect'")
     failed = await failures.next("ServiceFailed")
     assert isinstance(failed, m.ServiceFailed)
     assert (failed.worker, failed.error) == ("crash", "KeyError: 'a defect'")

@@ -52,7 +52,7 @@ async def top(run_dir: Path, console: Console) -> None:
 
 async def _follow(run_dir: Path, view: RunView, console: Console) -> bool:
     """Whether the user has left before the end."""
-    if console.is_terminal and sys.stdin.isatty():
+    if console.is_terminal and not console.is_dumb_terminal and sys.stdin.isatty():
         return await Terminal(run_dir, view).show()
     await follow_in_lines(run_dir, view, console)
     return False
