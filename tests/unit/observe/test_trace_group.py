@@ -12,12 +12,15 @@ ROOTS = [
     span("step", 0, 500, own_id="step 1", step=1),
     span("step", 500, 1000, own_id="step 2", trace="2", step=2),
 ]
+LINKS = (link_to("g-000011", **{"beamline.mini_batch": "1"}), link_to(GROUP, **{"beamline.mini_batch": "2"}))
 TRAINED = [
     span("bind", 550, 550, "step 2", trace="2", own_id="bind", step=2, group_ids=f"g-000011 {GROUP}"),
     span("train step", 600, 900, "step 2", trace="2", where="trainer", step=2),
-    span("assemble", 600, 650, "train step", trace="2", where="trainer", links=(link_to("g-000011"), link_to(GROUP))),
-    span("mini_batch", 650, 750, "train step", trace="2", where="trainer", own_id="mb1", group_ids="g-000011"),
-    span("mini_batch", 750, 850, "train step", trace="2", where="trainer", own_id="mb2", group_ids=GROUP),
+    span("assemble", 600, 650, "train step", trace="2", where="trainer", links=LINKS),
+    span("mini_batch", 650, 750, "train step", trace="2", where="trainer", own_id="mb1", mini_batch=1),
+    span("optimizer", 740, 750, "mb1", trace="2", where="trainer", own_id="o1"),
+    span("mini_batch", 750, 850, "train step", trace="2", where="trainer", own_id="mb2", mini_batch=2),
+    span("optimizer", 840, 850, "mb2", trace="2", where="trainer", own_id="o2"),
     span("export", 860, 890, "train step", trace="2", where="trainer"),
 ]
 
@@ -40,6 +43,7 @@ def test_from_prompt_to_gradient_across_two_steps():
         ("train step", 2),
         ("assemble", 2),
         ("mini_batch", 2),
+        ("optimizer", 2),
         ("export", 2),
     ]
     assert [stop.span.span_id for stop in trace.stops if stop.span.name == "mini_batch"] == ["mb2"], "the one it was in"

@@ -1,6 +1,6 @@
 """A prompt group's way from prompt to gradient, through services and traces."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -73,23 +73,37 @@ class GroupSearch:
             return None
         outcome, step = _outcome(group_id, found, steps, has_finished)
         if outcome is Outcome.TRAINED:
-            found += self._training(found)
+            found += self._training(group_id, found)
         stops = [Stop(span, steps.get(span.trace_id)) for span in sorted(found, key=_key)]
         return GroupTrace(self._run, group_id, stops, outcome, step)
 
-    def _training(self, found: list[Span]) -> list[Span]:
+    def _training(self, group_id: str, found: list[Span]) -> list[Span]:
         """The spans of the batch that the group was part of, less those of mini-batches of others."""
         known = {span.span_id for span in found}
         traces = {span.trace_id for span in found if span.name in TRAINING}
+        numbers = set(_mini_batches(group_id, found))
         batch = [s for s in self._read() if s.trace_id in traces and s.name in TRAINING and s.span_id not in known]
-        told = any(span.name == names.MINI_BATCH for span in found)
-        return [span for span in batch if span.name != names.MINI_BATCH or not told]
+        others = [s for s in batch if s.name == names.MINI_BATCH and not numbers & {_number(s), ""}]
+        apart = {span.span_id for span in others}
+        return [span for span in batch if not apart & {span.span_id, span.parent_id}]
 
 
 def read_group(run_dir: Path, group_id: str) -> tuple[GroupTrace | None, set[str]]:
     """A group's way, None where the run has none of that name; and the groups that it has. Raises as `read_spans`."""
     search = GroupSearch(run_dir.name, lambda: read_spans(run_dir))
     return search.find(group_id), search.group_ids
+
+
+def _mini_batches(group_id: str, found: list[Span]) -> Iterator[str]:
+    """Numbers of the mini-batches that its group's links tell; an empty one where they tell none."""
+    for span in found:
+        for link in span.links:
+            if link.attributes.get(names.GROUP_ID) == group_id and span.name == names.ASSEMBLE:
+                yield from str(link.attributes.get(names.MINI_BATCH_NUMBER, "")).split() or [""]
+
+
+def _number(span: Span) -> str:
+    return str(span.attributes.get(names.MINI_BATCH_NUMBER, ""))
 
 
 def _key(span: Span) -> tuple[int, int]:

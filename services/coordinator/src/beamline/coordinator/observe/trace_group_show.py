@@ -58,7 +58,7 @@ def notes(stop: Stop) -> list[str]:
     told = [
         f"{key.removeprefix(PREFIX).replace('_', ' ')} {_plain(value)}"
         for key, value in span.attributes.items()
-        if key.startswith(PREFIX) and key not in HIDDEN
+        if key.startswith(PREFIX) and key not in HIDDEN and (key, value) != (names.ATTEMPT, 0)
     ]
     if stop.is_redelivered:
         told.append("delivered again")

@@ -22,6 +22,9 @@ GROUP_FAILED = "group failed"
 UPDATE = "update"
 FINISH = "finish"
 
+ATTEMPT = "beamline.attempt"
+MINI_BATCH_NUMBER = "beamline.mini_batch"
+"""Of a mini-batch, counted from 1; of a link to a group, those that the group is in, with spaces between them."""
 IS_FINAL = "beamline.is_final"
 """Of a failed attempt: there is no further one."""
 GROUP_IDS, FILTERED, STALE, FAILED = (f"beamline.{which}" for which in ("group_ids", "filtered", "stale", "failed"))

@@ -38,25 +38,27 @@ def critical_path(root: Node, groups: Sequence[Node]) -> list[Segment]:
     return [segment for segment in reversed(list(chain)) if segment.num_ns > 0]
 
 
-def holds(node: Node, child: Node) -> bool:
-    """Whether a span waited for another: that one lies in it, but for the moment after it had sent its answer."""
-    return _share_before(child, node.span.end_ns) and child.end_ns > node.span.start_ns
+def holds(node: Node, children: Sequence[Node]) -> bool:
+    """Whether a span is there for its children, so that its own time is a gap: they fill half of it, or more."""
+    span = node.span
+    filled = (min(child.end_ns, span.end_ns) - max(child.span.start_ns, span.start_ns) for child in children)
+    return 2 * sum(num_ns for num_ns in filled if num_ns > 0) >= span.end_ns - span.start_ns
 
 
 def _back(node: Node, end_ns: int, floor_ns: int, groups: Sequence[Node]) -> Iterator[Segment]:
     """Segments from `end_ns` back to the node's start, or to the floor where that is later."""
     awaited = _awaited(node, groups)
-    has_waited = any(holds(node, child) for child in awaited)
+    is_frame = bool(awaited) and holds(node, awaited)
     floor_ns = max(floor_ns, node.span.start_ns)
     now, later = end_ns, ""
     for child in awaited:
         if child.span.start_ns >= now or child.end_ns <= floor_ns or (later and not _share_before(child, now)):
             continue
         begin, end = max(child.span.start_ns, floor_ns), min(child.end_ns, now)
-        yield from _own(node, end, now, _last(child), later, has_waited)
+        yield from _own(node, end, now, _last(child), later, is_frame)
         yield from _back(child, end, begin, groups)
         now, later = begin, child.span.name
-    yield from _own(node, floor_ns, now, "", later, has_waited)
+    yield from _own(node, floor_ns, now, "", later, is_frame)
 
 
 def _awaited(node: Node, groups: Sequence[Node]) -> list[Node]:
@@ -77,12 +79,12 @@ def _share_before(child: Node, now: int) -> bool:
     return 2 * now >= child.span.start_ns + child.end_ns
 
 
-def _own(node: Node, start_ns: int, end_ns: int, earlier: str, later: str, has_waited: bool) -> Iterator[Segment]:
+def _own(node: Node, start_ns: int, end_ns: int, earlier: str, later: str, is_frame: bool) -> Iterator[Segment]:
     """Time in which no child was on the chain, the part after the node's own end first."""
     name, own_end = node.span.name, min(max(start_ns, node.span.end_ns), end_ns)
     if own_end < end_ns:
         yield Segment(node.span, own_end, end_ns, f"from {earlier or name} to {later}" if later else f"after {name}")
-    gap = _between(name, earlier, later) if has_waited else ""
+    gap = _between(name, earlier, later) if is_frame else ""
     yield Segment(node.span, start_ns, own_end, gap)
 
 
