@@ -35,31 +35,17 @@ def test_the_last_step_as_a_tree_with_what_it_waited_for(demo: Run):
 
 
 def test_a_group_from_its_prompt_to_the_gradient(demo: Run):
-    found = traced("g-000000", "--runs", str(demo.path.parent), "--run", "run")
-    assert found["outcome"] in ("trained", "filtered") and found["step"] == 1
-    trained = next(
-        group
-        for number in range(32)
-        if (group := traced(f"g-{number:06d}", "--runs", str(demo.path.parent)))["outcome"] == "trained"
-    )
-    spans = {span["name"]: span for span in trained["spans"]}
-    way = (
-        "admit",
-        "generate group",
-        "score group",
-        "collect group",
-        "bind",
-        "train step",
-        "assemble",
-        "mini_batch",
-        "export",
-    )
-    assert [name for name in way if name not in spans] == []
-    assert (spans["generate group"]["worker"], spans["generate group"]["attributes"]["beamline.policy_version"]) == (
-        "rollout-0",
-        0,
-    )
-    assert len(spans["score group"]["attributes"]["beamline.rewards"].split()) == 8
+    runs = str(demo.path.parent)
+    (assemble,) = (span for span in traced("run", "--runs", runs, "--step", "1")["spans"] if span["name"] == "assemble")
+    trained = assemble["links"][0]["attributes"]
+    found = traced(trained["beamline.group_id"], "--runs", runs)
+    assert (found["run"], found["outcome"], found["step"]) == ("run", "trained", 1)
+    spans = {span["name"]: span for span in found["spans"]}
+    assert [name for name in ("admit", "bind", *WORK) if name not in spans] == []
+    generated, scored = spans["generate group"], spans["score group"]
+    assert (generated["worker"], generated["attributes"]["beamline.policy_version"]) == ("rollout-0", 0)
+    assert len(scored["attributes"]["beamline.rewards"].split()) == 8
+    assert str(spans["mini_batch"]["attributes"]["beamline.mini_batch"]) in trained["beamline.mini_batch"].split()
     assert spans["train step"]["attributes"]["beamline.policy_version"] == 1
 
 
