@@ -4,7 +4,6 @@ The engine loads the model's tensors as it loads a policy in a run: through a ma
 """
 
 import asyncio
-import importlib
 import os
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from beamline.protocol.messages import PromptGroup
 from beamline.rollout import checkpoint, environment
 from beamline.rollout.engine import Completion, Engine
 from beamline.rollout.pack import pack_routed_experts, pack_trajectories
+from beamline.runtime.heavy_import import import_heavy
 from beamline.runtime.request_program import serve
 from beamline.runtime.sample_files import write_index
 from beamline.weights.manifest import WeightManifest, merge
@@ -93,7 +93,7 @@ async def _start(request: SampleRequest, model_path: Path) -> Engine:
     longest = max(len(group.prompt_tokens) + group.sampling.max_tokens for group in request.groups)
     checkpoint.check_servable(model_path, longest)
     environment.prepare(len(os.sched_getaffinity(0)))
-    module: Any = importlib.import_module("beamline.rollout.vllm_engine")
+    module: Any = import_heavy("beamline.rollout.vllm_engine")
     return await module.VllmEngine.start(
         model_path,
         dtype=request.dtype,

@@ -1,7 +1,6 @@
 """The rollout service: starts the engine, then serves groups, policies and phases until it is asked to drain."""
 
 import asyncio
-import importlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from beamline.rollout import checkpoint, environment
 from beamline.rollout.engine import Engine, Sampler
 from beamline.rollout.readiness import Readiness
 from beamline.rollout.worker import RolloutWorker
+from beamline.runtime.heavy_import import import_heavy
 from beamline.runtime.service import ServiceContext
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ async def start_engine(config: RunConfig) -> Engine:
     checkpoint.check_servable(model_path, config.max_model_tokens)
     engine = config.rollout.engine
     environment.prepare(engine.threads, engine.tensor_parallel * engine.pipeline_parallel)
-    module = await asyncio.to_thread(importlib.import_module, "beamline.rollout.vllm_engine")
+    module = await asyncio.to_thread(import_heavy, "beamline.rollout.vllm_engine")
     return await module.VllmEngine.start(
         model_path,
         dtype=config.model.dtype,

@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import faulthandler
-import importlib
 import os
 import signal
 import sys
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING
 from beamline.protocol.errors import ConfigError
 from beamline.protocol.subjects import Subjects
 from beamline.runtime.blob_store import BlobStore
+from beamline.runtime.heavy_import import import_heavy
 from beamline.runtime.json_log import set_up_logging
 from beamline.runtime.run_files import read_config
 from beamline.runtime.service import EXIT_CONFIG, EXIT_FAILED
@@ -75,7 +75,7 @@ async def _work(run_dir: Path, number: int, pending: asyncio.Queue[AnyCommand], 
     subjects = Subjects(prefix=config.bus.prefix, run=config.run.name)
     _, blobs = await open_clients(config, subjects, run_dir, "trainer", name=f"trainer-rank-{number}")
     loop, thread = asyncio.get_running_loop(), ThreadPoolExecutor(1, thread_name_prefix="policy")
-    parts = await loop.run_in_executor(thread, importlib.import_module, "beamline.trainer.parts")
+    parts = await loop.run_in_executor(thread, import_heavy, "beamline.trainer.parts")
     join = await pending.get()
     assert isinstance(join, Join), f"{type(join).__name__} came before Join"
     build = partial(parts.build_rank, config, run_dir, num_threads(config), number, join.port)

@@ -1,7 +1,6 @@
 """The trainer service: starts its ranks, publishes policy 0, then serves batches and phases until asked to drain."""
 
 import asyncio
-import importlib
 import json
 import os
 import threading
@@ -13,6 +12,7 @@ from pathlib import Path
 from beamline.protocol.errors import BeamlineError
 from beamline.protocol.layout import check_layout
 from beamline.protocol.messages import Phase, PolicyUpdate
+from beamline.runtime.heavy_import import import_heavy
 from beamline.runtime.service import EXIT_FAILED, ServiceContext
 from beamline.trainer import environment
 from beamline.trainer.model_dir import check_model_dir
@@ -58,7 +58,7 @@ async def _serve(context: ServiceContext, others: OtherRanks, thread: ThreadPool
     config, bus = context.config, context.bus
     loop = asyncio.get_running_loop()
     # torch and Megatron take seconds to import: on the thread that will use them, beside the event loop.
-    parts = await loop.run_in_executor(thread, importlib.import_module, "beamline.trainer.parts")
+    parts = await loop.run_in_executor(thread, import_heavy, "beamline.trainer.parts")
     build = partial(parts.build_rank, config, context.run_dir, num_threads(config), tell=others.tell)
     rank = await loop.run_in_executor(thread, build)
     closing.callback(rank.close)

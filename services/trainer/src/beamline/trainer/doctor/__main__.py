@@ -3,11 +3,11 @@
 Samples and weights are checked before anything heavy is imported.
 """
 
-import importlib
 import sys
 from pathlib import Path
 
 from beamline.protocol.doctor import ReadRequest
+from beamline.runtime.heavy_import import import_heavy
 from beamline.runtime.request_program import serve
 from beamline.trainer import environment
 from beamline.trainer.doctor.samples import read_samples
@@ -19,7 +19,7 @@ def read(request: ReadRequest, folder: Path) -> None:
     subject = Subject.of(request)
     samples = read_samples(folder, subject.shape, subject.vocab_size)
     environment.prepare()
-    importlib.import_module("beamline.trainer.doctor.recompute").recompute(subject, samples, folder)
+    import_heavy("beamline.trainer.doctor.recompute").recompute(subject, samples, folder)
 
 
 if __name__ == "__main__":
