@@ -61,6 +61,7 @@ class Ring:
         mishaps: what goes wrong inside the services.
         troubles: of the rollout workers by number; the others' policies fail at a first attempt by `mishaps.unready`.
         num_kills: how many services are killed at random moments.
+        duplicate: share of deliveries that come twice.
     """
 
     def __init__(
@@ -74,12 +75,13 @@ class Ring:
         mishaps: Mishaps | None = None,
         troubles: Mapping[int, Trouble] | None = None,
         num_kills: int = 6,
+        duplicate: float = 0.1,
     ) -> None:
         self.rng = random.Random(seed)
         self.config = config or configure(self.rng, algorithm or {})
         self.troubles = troubles or {}
         self.run_dir = run_dir
-        self.hub = MemoryHub(Subjects("beamline", "ring"), seed=seed)
+        self.hub = MemoryHub(Subjects("beamline", "ring"), seed=seed, duplicate=duplicate)
         self.bus = MemoryBus(self.hub)
         self.blobs = MemoryBlobStore()
         self.witness = Witness()

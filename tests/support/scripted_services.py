@@ -12,8 +12,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+from opentelemetry import trace
+
 from beamline.protocol import messages as m
 from beamline.runtime.bus import Bus
+
+tracer = trace.get_tracer(__name__)
 
 
 @dataclass
@@ -145,6 +149,7 @@ class ScriptedTrainer(Worker):
             self.bus.follow(m.Phase, self.phase),
         ]
 
+    @tracer.start_as_current_span("start")
     async def announce(self) -> None:
         self.version = 0
         await self.bus.publish(self.update(0))

@@ -29,7 +29,7 @@ class Traces:
     @contextmanager
     def start(self) -> Iterator[None]:
         """Of this process: until the first step."""
-        with self._root("start", self._state.boots):
+        with self._root("start", self._state.boots, is_continued=False):
             yield
 
     @contextmanager
@@ -56,23 +56,21 @@ class Traces:
         tracer.start_span(name, context=self._open, attributes=attributes).end()
 
     @contextmanager
-    def _root(self, name: str, number: int, step: int | None = None) -> Iterator[None]:
-        """A step that is cut short leaves its root to the process that goes on with it."""
+    def _root(self, name: str, number: int, step: int | None = None, *, is_continued: bool = True) -> Iterator[None]:
+        """What is cut short leaves its root to the process that goes on with it, where one does."""
         attributes = {"beamline.run": self._run} | ({} if step is None else {STEP: step})
         with given_ids(RootIds.of(self._run, self._state.started, name, number)):
             span = tracer.start_span(name, context=Context(), attributes=attributes)
         outside = Context() if step is None else baggage.set_baggage(STEP, str(step), Context())
-        token = context.attach(outside)
+        token, is_left = context.attach(outside), False
         try:
             with trace.use_span(span):
                 self._open = context.get_current()
                 yield
         except asyncio.CancelledError:
+            is_left = is_continued
             raise
-        except BaseException:
-            span.end()
-            raise
-        else:
-            span.end()
         finally:
             context.detach(token)
+            if not is_left:
+                span.end()
