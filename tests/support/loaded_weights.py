@@ -15,7 +15,7 @@ from beamline.rollout.engine import Engine
 from beamline.rollout.engine_worker import EngineWorker
 from beamline.rollout.needs_recorder import NeedsRecorder
 from beamline.rollout.rank_weights import tensors_of
-from beamline.rollout.weight_loader import needs_of
+from beamline.rollout.weight_loader import direct_of, needs_of
 from beamline.weights.tensors import Box
 
 PAGE_BYTES = 4096
@@ -33,6 +33,15 @@ class WatchedWorker(EngineWorker):
     def held_dtypes(self) -> dict[str, str]:
         """In which it holds them."""
         return {name: need.dtype for name, need in needs_of(self.model_runner.model).items()}
+
+    def left_to_vllm(self) -> list[str]:
+        """Tensors that only vLLM's own loading can load."""
+        assert self._direct is not None
+        return sorted(self._direct.left)
+
+    def load_directly(self, is_direct: bool) -> None:
+        """From now on, or else as vLLM loads."""
+        self._direct = direct_of(self.model_runner.model) if is_direct else None
 
     def unshared_parameters(self) -> list[str]:
         """Parameters that do not lie in a segment of an owner of weights, of all that this process has mapped."""
@@ -76,7 +85,7 @@ class _Reader(NeedsRecorder):
         self.found: list[tuple[str, Box, str]] = []
         self._loaded: list[tuple[str, Box, torch.Tensor]] = []
 
-    def note(self, name: str, box: Box, target: torch.Tensor | None) -> None:
+    def note(self, name: str, box: Box, target: torch.Tensor | None, *, is_box: bool = False) -> None:
         assert target is not None, f"{name} was not copied straight into a parameter"
         if not target.is_meta:
             self._loaded.append((name, box, target))

@@ -20,7 +20,8 @@ from beamline.rollout.rank_weights import RankWeights, tensors_of
 from beamline.rollout.resident_pages import drop_pages, give_back_heap, resident_bytes, resident_bytes_in
 from beamline.rollout.route_capture import ROWS, RouteCapture
 from beamline.rollout.shared_parameters import SharedParameters
-from beamline.rollout.weight_loader import needs_of
+from beamline.rollout.weight_loader import direct_of, needs_of
+from beamline.weights.staging import Staged
 
 # On every update it warns of modules that have no weights, such as rotary tables; the names were checked before.
 logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
@@ -45,6 +46,7 @@ class EngineWorker(_Worker):
         rank = f"rank {self.rank} of {self.parallel_config.world_size}"
         needs = needs_of(runner.model)
         self._weights = RankWeights(needs, str(runner.dtype).removeprefix("torch."), rank)
+        self._direct = direct_of(runner.model)
         self._shared = SharedParameters(runner.model, needs) if settings["shared_parameters"] else None
         if not get_pp_group().is_first_rank:
             # vLLM makes the buffers that a stage receives into while it measures memory, which is skipped on a CPU.
@@ -78,14 +80,23 @@ class EngineWorker(_Worker):
         """Make what is staged the parameters: by pointing them at it, else in place and packed as the device packs."""
         staged = self._weights.take()
         with torch.no_grad():
-            names = self._shared.share(staged) if self._shared else None
-            if names is None or names:
-                self.model_runner.reload_weights(weights_iterator=tensors_of(staged, names))
+            left = self._load_quickly(staged)
+            if left is None or left:
+                self.model_runner.reload_weights(weights_iterator=tensors_of(staged, left))
         if self._shared:
             self._shared.hold(staged)
         else:
             staged.fence()
         self._policy_version = staged.manifest.policy_version
+
+    def _load_quickly(self, staged: Staged) -> set[str] | None:
+        """Load what needs no loader of vLLM's; returns the tensors that do, None for all."""
+        if self._shared:
+            return self._shared.share(staged)
+        if self._direct:
+            self._direct.load(tensors_of(staged, self._direct.names))
+            return self._direct.left
+        return None
 
     def beamline_release_memory(self) -> tuple[int, int, int]:
         """Drop the key-value cache's pages; they stay mapped. Resident bytes before and after, and of the cache."""

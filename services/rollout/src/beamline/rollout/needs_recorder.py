@@ -24,7 +24,11 @@ class Target:
     """Address of the memory that it is part of."""
     offset_bytes: int
     num_bytes: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
     is_contiguous: bool
+    is_box: bool
+    """Whether its elements are those of the box, in their order."""
 
 
 @dataclass
@@ -35,6 +39,8 @@ class Need:
     dtype: str = ""
     """In which it is held, torch's name; empty where it was not copied straight into its place."""
     targets: list[Target] = field(default_factory=list[Target])
+    num_reads: int = 0
+    """As many as targets where all that was read was copied straight into its place."""
 
 
 class NeedsRecorder:
@@ -49,8 +55,9 @@ class NeedsRecorder:
         for name, tensor in tensors:
             yield name, _followed(tensor, _Source(self, name, tensor))
 
-    def note(self, name: str, box: Box, target: torch.Tensor | None) -> None:
+    def note(self, name: str, box: Box, target: torch.Tensor | None, *, is_box: bool = False) -> None:
         need = self.needs.setdefault(name, Need())
+        need.num_reads += 1
         if box not in need.boxes:
             need.boxes.append(box)
         if target is not None:
@@ -61,7 +68,10 @@ class NeedsRecorder:
                     target.untyped_storage().data_ptr(),
                     int(target.storage_offset()) * target.itemsize,
                     target.nbytes,
+                    tuple(target.shape),
+                    tuple(target.stride()),
                     target.is_contiguous(),
+                    is_box,
                 )
             )
 
@@ -78,7 +88,9 @@ class _Source:
         return tensor.untyped_storage().data_ptr() == self._tensor.untyped_storage().data_ptr()
 
     def note(self, view: torch.Tensor, target: torch.Tensor | None) -> None:
-        self._recorder.note(self._name, box_of(self._tensor, view), target)
+        box = box_of(self._tensor, view)
+        is_box = target is not None and target.shape == view.shape and _is_in_order(self._tensor, box, view)
+        self._recorder.note(self._name, box, target, is_box=is_box)
 
 
 class FollowedTensor(torch.Tensor):
@@ -127,6 +139,14 @@ def box_of(base: torch.Tensor, view: torch.Tensor) -> Box:
     if any(end > size for end, size in zip(ends, base.shape, strict=True)):
         return whole
     return tuple(zip(starts, ends, strict=True))
+
+
+def _is_in_order(base: torch.Tensor, box: Box, view: torch.Tensor) -> bool:
+    """Whether a view has the elements of the box and no other order."""
+    cut = base[tuple(slice(*edges) for edges in box)]
+    steps = [[pair for pair in zip(one.shape, one.stride(), strict=True) if pair[0] > 1] for one in (cut, view)]
+    same = steps[0] == steps[1] or (cut.is_contiguous() and view.is_contiguous())
+    return same and cut.numel() == view.numel() and cut.data_ptr() == view.data_ptr() and cut.dtype == view.dtype
 
 
 def _followed(tensor: torch.Tensor, source: _Source) -> FollowedTensor:
