@@ -19,6 +19,7 @@ from beamline.coordinator.dashboard.access import Access
 from beamline.coordinator.dashboard.runs import is_run, list_runs
 from beamline.coordinator.dashboard.watch import Watch
 from beamline.coordinator.report import page as report
+from beamline.coordinator.report.chart_library import chart_library
 from beamline.coordinator.samples import read_samples, samples_path
 from beamline.protocol.errors import ConfigError
 
@@ -112,7 +113,7 @@ class _Pages:
 
 
 _ASSETS: dict[str, Callable[[], str]] = {
-    "vega.js": report.chart_library,
+    "vega.js": chart_library,
     "draw.js": (report.ASSETS / "draw.js").read_text,
     "page.css": (report.ASSETS / "page.css").read_text,
     **{name: (ASSETS / name).read_text for name in ("theme.js", "dashboard.js", "dashboard.css")},

@@ -7,6 +7,7 @@ import numpy as np
 from beamline.coordinator.doctor.charts import charts
 from beamline.coordinator.doctor.diagnosis import Diagnosis, Gap
 from beamline.coordinator.report import page as report
+from beamline.coordinator.report.chart_library import chart_library
 
 ASSETS = Path(__file__).parent / "assets"
 
@@ -27,7 +28,7 @@ def render(diagnosis: Diagnosis, engine_L: np.ndarray, trainer_L: np.ndarray) ->
         readings=[(r.name, r.own, gap_cells(r.gap)) for r in diagnosis.readings],
         style=(report.ASSETS / "page.css").read_text(),
         script=report.script(),
-        chart_library=report.chart_library(),
+        chart_library=chart_library(),
         specs=report.script_json({chart.key: chart.spec for chart in drawn}),
     )
 

@@ -1,16 +1,16 @@
-"""Summary and completions to one HTML page. The only file that knows the chart library.
+"""Summary and completions to one HTML page.
 
 The page carries Vega-Lite's scripts and its own data, and its content security policy forbids every request.
 """
 
 import json
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from beamline.coordinator.eval_dumps import dump_path, read_completions
 from beamline.coordinator.report import charts, content
+from beamline.coordinator.report.chart_library import chart_library
 from beamline.coordinator.report.vega import Chart
 from beamline.coordinator.summary import Artifacts, Summary, read_summary, write_atomically
 
@@ -76,14 +76,6 @@ def environment(*folders: Path) -> "jinja2.Environment":
 def script() -> str:
     """What draws a page's own charts, which stand in its element `specs`."""
     return "".join((ASSETS / name).read_text() for name in ("draw.js", "page.js"))
-
-
-@cache
-def chart_library() -> str:
-    """Vega, Vega-Lite and Vega-Embed as one script that sets `window.vegaEmbed`; bundling it takes a second."""
-    import vl_convert
-
-    return vl_convert.javascript_bundle()  # pyright: ignore[reportCallIssue]  # its stub lacks the default
 
 
 def _sections(summary: Summary) -> list[tuple[str, str, list[Chart]]]:
