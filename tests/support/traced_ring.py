@@ -6,6 +6,9 @@ killed while it generates for step 2, and started again).
 
 import argparse
 import asyncio
+import logging
+import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -50,12 +53,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("how", choices=("calm", "rough", "cut"))
+    parser.add_argument("--endpoint", default="")
+    parser.add_argument("--protocol", default="grpc")
     arguments = parser.parse_args()
-    start_tracing("ring", "ring", "ring", arguments.run_dir, TelemetrySection())
+    logging.basicConfig(level=logging.WARNING)
+    telemetry = TelemetrySection(
+        otlp_endpoint=arguments.endpoint, otlp_protocol=arguments.protocol, otlp_headers={"x-team": "sums"}
+    )
+    start_tracing("ring", "ring", "ring", arguments.run_dir, telemetry)
     ring = make_ring(arguments.run_dir, arguments.how)
     asyncio.run(ring.run())
     check(ring)
+    begin = time.monotonic()
     stop_tracing()
+    print(f"stopped within {time.monotonic() - begin:.2f} s", file=sys.stderr)
 
 
 def make_ring(run_dir: Path, how: str) -> Ring:
