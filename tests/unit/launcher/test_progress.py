@@ -11,7 +11,8 @@ from beamline.coordinator.launch.guard import remaining
 from beamline.coordinator.launch.progress import Progress, step_line
 from beamline.coordinator.launch.status import show_status
 from beamline.coordinator.launch.supervisor import last_words, refusal
-from beamline.protocol.messages import Heartbeat, Phase, PhaseName, ServiceFailed, StatusReply, WorkerState
+from beamline.coordinator.observe.view import RunView
+from beamline.protocol.messages import Heartbeat, Metrics, Phase, PhaseName, ServiceFailed, StatusReply, WorkerState
 
 
 def heartbeat(state: WorkerState, incarnation: str = "a") -> Heartbeat:
@@ -21,8 +22,17 @@ def heartbeat(state: WorkerState, incarnation: str = "a") -> Heartbeat:
     )  # fmt: skip
 
 
+def status(**left_out: str) -> StatusReply:
+    """Of a run in which something happens; `left_out` by worker."""
+    return StatusReply(
+        run="demo", step=3, num_steps=40, phase=PhaseName.TRAIN, policy_version=2, paused=True,
+        waiting_for="the trainer's update", ledger={"issued": 96, "trained": 64}, metrics={"reward/mean": 0.5},
+        workers=[heartbeat(WorkerState.BUSY)], left_out=left_out,
+    )  # fmt: skip
+
+
 def test_a_worker_is_told_once_a_life() -> None:
-    progress = Progress(num_steps=40, now=lambda: 12.34)
+    progress = Progress(RunView(40), now=lambda: 12.34)
     ready, starting = heartbeat(WorkerState.READY), heartbeat(WorkerState.STARTING)
     assert progress.lines(starting) == ["  12.3 s  rollout-0 is starting"]
     assert progress.lines(starting) == []
@@ -32,14 +42,13 @@ def test_a_worker_is_told_once_a_life() -> None:
     assert progress.lines(heartbeat(WorkerState.READY, "b")) == ["  12.3 s  rollout-0 is ready (3 MiB)"]
 
 
-def test_phases_move_the_bar_and_only_the_long_ones_are_told() -> None:
-    progress = Progress(num_steps=40, now=lambda: 0.0)
+def test_only_the_long_phases_are_told() -> None:
+    progress = Progress(RunView(40), now=lambda: 0.0)
 
     def lines(phase: PhaseName) -> list[str]:
         return progress.lines(Phase(sequence=1, step=1, phase=phase, policy_version=5, granted=True))
 
     assert lines(PhaseName.GENERATE) == []
-    assert progress.phase is PhaseName.GENERATE
     assert lines(PhaseName.EVALUATE) == ["evaluate policy 5"]
     assert lines(PhaseName.EVALUATE) == []
 
@@ -47,7 +56,7 @@ def test_phases_move_the_bar_and_only_the_long_ones_are_told() -> None:
 def test_a_failure_is_told_with_its_traceback() -> None:
     traceback = 'Traceback (most recent call last):\n  File "loss.py", line 3\nNotFinite: the loss is NaN\n'
     failed = ServiceFailed(service="trainer", worker="trainer", error="the loss is NaN", traceback=traceback)
-    assert Progress(1, now=lambda: 0.0).lines(failed) == [
+    assert Progress(RunView(1), now=lambda: 0.0).lines(failed) == [
         "trainer failed: the loss is NaN",
         "  Traceback (most recent call last):",
         '    File "loss.py", line 3',
@@ -65,8 +74,44 @@ def test_a_step_in_one_line() -> None:
     )
 
 
+def test_who_is_left_out_is_told_once_and_who_is_back() -> None:
+    progress = Progress(RunView(4), now=lambda: 0.0)
+
+    assert progress.lines(status()) == []
+    late = status(rollout="a checksum differs")
+    assert progress.lines(late) == ["the run goes on without rollout: a checksum differs"]
+    assert progress.lines(late) == []
+    assert progress.lines(status()) == ["rollout has caught up"]
+
+
+@pytest.mark.parametrize(
+    ("phase", "gauges", "expected"),
+    [
+        (PhaseName.START, {}, "1/4 workers started"),
+        (PhaseName.GENERATE, {"progress/scored_groups": 3.0, "progress/needed_groups": 8.0}, "3/8 groups scored"),
+        (PhaseName.TRAIN, {"progress/micro_batches_done": 2.0, "progress/micro_batches": 6.0}, "2/6 micro-batches"),
+        (PhaseName.SYNC, {}, "1/1 workers serving"),
+        (PhaseName.CHECKPOINT, {}, ""),
+    ],
+    ids=lambda value: str(value) if isinstance(value, PhaseName) else "",
+)
+def test_the_bars_tell_what_the_phase_is_about(phase: PhaseName, gauges: dict[str, float], expected: str) -> None:
+    view = RunView(num_steps=40)
+    view.left_out = {"rollout-7": "it is late"}
+    view.apply(Phase(sequence=1, step=4, phase=phase, policy_version=3, granted=True), 1.0)
+    view.apply(heartbeat(WorkerState.READY), 1.0)
+    view.apply(Metrics(service="trainer", worker="trainer", step=-1, values=gauges), 1.0)
+    file = io.StringIO()
+    display = BarDisplay(Console(file=file, force_terminal=True, color_system=None, width=120))
+    with display.shown():
+        display.position(Progress(view, now=lambda: 0.0, num_workers=4))
+    output = file.getvalue()
+    assert "3/40 steps, without rollout-7" in output
+    assert expected in output and str(phase) in output
+
+
 def test_the_bar_leaves_lines_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
-    display, progress = BarDisplay(), Progress(num_steps=40, now=lambda: 0.0)
+    display, progress = BarDisplay(), Progress(RunView(40), now=lambda: 0.0)
     text = "rollout-0 [is] 3/4 ready: a line that is longer than a narrow terminal, and that nobody wraps or colours"
     with display.shown():
         display.line(text)
@@ -76,12 +121,7 @@ def test_the_bar_leaves_lines_as_they_are(capsys: pytest.CaptureFixture[str]) ->
 
 def test_the_table_of_a_run() -> None:
     output = io.StringIO()
-    status = StatusReply(
-        run="demo", step=3, num_steps=40, phase=PhaseName.TRAIN, policy_version=2, paused=True,
-        waiting_for="the trainer's update", ledger={"issued": 96, "trained": 64}, metrics={"reward/mean": 0.5},
-        workers=[heartbeat(WorkerState.BUSY)],
-    )  # fmt: skip
-    show_status(status, Console(file=output, width=200))
+    show_status(status(), Console(file=output, width=200))
     text = output.getvalue()
     assert "run demo: step 3/40, train, paused" in text
     assert "groups: 96 issued = 64 trained" in text

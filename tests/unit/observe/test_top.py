@@ -6,7 +6,7 @@ import re
 import pytest
 from rich.console import Console
 
-from beamline.coordinator.observe.flow import groups_line, stages
+from beamline.coordinator.observe.flow import stages, under_way
 from beamline.coordinator.observe.top_screen import Screen, clock, render
 from beamline.coordinator.observe.view import RunView
 from beamline.protocol import messages as m
@@ -118,14 +118,20 @@ def test_the_ledger_is_known_by_the_status_too() -> None:
     view = RunView(num_steps=5)
     view.ledger = {"issued": 8, "trained": 4, "in_flight": 4}
     assert [(stage.name, stage.num) for stage in stages(view)] == [("issued", 8), ("trained", 4)]
-    assert groups_line(view) == ""
+    assert under_way(view) is None
 
 
-def test_groups_in_a_few_words() -> None:
+def test_each_phase_has_its_own_measure() -> None:
     view = live_view()
-    assert groups_line(view) == "scored 20/32 groups"
-    view.apply(m.Phase(sequence=4, step=3, phase=m.PhaseName.TRAIN, policy_version=2, granted=True), NOW)
-    assert groups_line(view) == "training 3/12 micro-batches"
+    measures = {}
+    for name in m.PhaseName:
+        view.apply(m.Phase(sequence=4, step=3, phase=name, policy_version=2, granted=True), NOW)
+        stage = under_way(view, num_workers=6)
+        measures[str(name)] = f"{stage.num:.0f}/{stage.total:.0f} {stage.name}" if stage else ""
+    assert measures["start"] == "5/6 started"
+    assert measures["generate"] == measures["evaluate"] == "20/32 scored"
+    assert measures["train"] == "3/12 training"
+    assert measures["sync"] == "1/2 serving"
 
 
 def test_every_live_value_is_one_of_the_schema() -> None:

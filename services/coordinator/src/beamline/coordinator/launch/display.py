@@ -1,10 +1,15 @@
-"""The console: plain lines in a pipe or a log, a progress bar under them on a terminal."""
+"""The console: plain lines in a pipe or a log, progress bars under them on a terminal."""
 
 import sys
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from beamline.coordinator.launch.progress import Progress
+from beamline.coordinator.observe.flow import under_way
+from beamline.coordinator.observe.view import RunView
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 class Display(Protocol):
@@ -37,27 +42,43 @@ class PlainDisplay:
 
 
 class BarDisplay:
-    """Lines above a progress bar."""
+    """Lines above two bars: the run's steps, and what the phase under way is about. By default on standard output."""
 
-    def __init__(self) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    def __init__(self, console: "Console | None" = None) -> None:
+        from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
         from rich.progress import Progress as Bar
 
-        columns = (TextColumn("{task.description:<10}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        self._bar = Bar(*columns, transient=True)
-        self._task = self._bar.add_task("start", total=None)
+        columns = (
+            TextColumn("{task.description:<10}"),
+            BarColumn(),
+            TextColumn("{task.fields[told]}", markup=False),
+            TimeElapsedColumn(),
+        )
+        self._bar = Bar(*columns, console=console, transient=True)
+        self._steps = self._bar.add_task("run", total=None, told="")
+        self._phase = self._bar.add_task("start", total=None, told="")
 
     def line(self, text: str) -> None:
         self._bar.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def position(self, progress: Progress) -> None:
-        total = progress.num_steps or None
-        self._bar.update(self._task, description=str(progress.phase), completed=progress.step, total=total)
+        view, stage = progress.view, under_way(progress.view, progress.num_workers)
+        told = f"{view.policy_version}/{view.num_steps} steps{_without(view)}"
+        self._bar.update(self._steps, completed=view.policy_version, total=view.num_steps or None, told=told)
+        if self._bar.tasks[self._phase].description != view.phase:
+            self._bar.reset(self._phase, description=str(view.phase), total=None, told="")
+        if stage is not None:
+            told = f"{stage.num:.0f}/{stage.total:.0f} {stage.unit} {stage.name}"
+            self._bar.update(self._phase, completed=stage.num, total=stage.total, told=told)
 
     def shown(self) -> AbstractContextManager[object]:
         return self._bar
 
 
+def _without(view: RunView) -> str:
+    return f", without {', '.join(sorted(view.left_out))}" if view.left_out else ""
+
+
 def choose_display() -> Display:
-    """A bar where somebody can see it move."""
+    """Bars where somebody can see them move."""
     return BarDisplay() if sys.stdout.isatty() else PlainDisplay()

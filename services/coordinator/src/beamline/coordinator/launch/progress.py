@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
+from beamline.coordinator.observe.view import RunView
 from beamline.protocol.messages import (
     EvalResult,
     Heartbeat,
@@ -10,6 +11,7 @@ from beamline.protocol.messages import (
     Phase,
     PhaseName,
     ServiceFailed,
+    StatusReply,
     WorkerState,
 )
 
@@ -19,19 +21,21 @@ type Show = Callable[[str], None]
 
 
 class Progress:
-    """Turns messages into lines, each told once; remembers where the run is for a progress bar.
+    """Turns messages into lines, each told once.
 
     Args:
-        num_steps: steps of the whole run.
+        view: of the run, which whoever listens feeds.
         now: seconds since the run's start.
+        num_workers: of the whole run; 0 where that is not known.
     """
 
-    def __init__(self, num_steps: int, now: Callable[[], float]) -> None:
-        self.num_steps = num_steps
-        self.step = 0
-        self.phase = PhaseName.START
+    def __init__(self, view: RunView, now: Callable[[], float], num_workers: int = 0) -> None:
+        self.view = view
+        self.num_workers = num_workers
+        self._phase = PhaseName.START
         self._now = now
         self._states: dict[str, tuple[str, WorkerState]] = {}
+        self._left_out: dict[str, str] = {}
 
     def elapsed(self) -> str:
         """Seconds since the start, as every line of the set-up begins."""
@@ -45,12 +49,13 @@ class Progress:
             case Phase():
                 return self._enter(message)
             case Metrics() if message.service == "coordinator" and message.step > 0:
-                self.step = max(self.step, message.step)
-                return [step_line(message.step, self.num_steps, message.values)]
+                return [step_line(message.step, self.view.num_steps, message.values)]
             case EvalResult():
                 return [eval_line(message)]
             case ServiceFailed():
                 return failure_lines(message)
+            case StatusReply():
+                return self._leave_out(message.left_out)
             case _:
                 return []
 
@@ -66,9 +71,15 @@ class Progress:
         return [f"{self.elapsed()}  {heartbeat.worker} is ready ({heartbeat.rss_bytes / 2**20:.0f} MiB)"]
 
     def _enter(self, phase: Phase) -> list[str]:
-        begins = phase.phase is not self.phase and phase.phase in (PhaseName.EVALUATE, PhaseName.CHECKPOINT)
-        self.phase = phase.phase
+        begins = phase.phase is not self._phase and phase.phase in (PhaseName.EVALUATE, PhaseName.CHECKPOINT)
+        self._phase = phase.phase
         return [f"{phase.phase} policy {phase.policy_version}"] if begins else []
+
+    def _leave_out(self, left_out: Mapping[str, str]) -> list[str]:
+        """Who is left out newly, and who has caught up."""
+        before, self._left_out = self._left_out, dict(left_out)
+        gone = [f"the run goes on without {w}: {why}" for w, why in left_out.items() if before.get(w) != why]
+        return gone + [f"{worker} has caught up" for worker in before if worker not in left_out]
 
 
 def failure_lines(failed: ServiceFailed) -> list[str]:

@@ -20,8 +20,9 @@ from beamline.coordinator.launch.run_folder import RunFolder, rollout_threads, t
 from beamline.coordinator.launch.supervisor import RestartPolicy, Supervisor
 from beamline.coordinator.launch.watch import watch
 from beamline.coordinator.launch.watchdog import Watchdog
+from beamline.coordinator.observe.view import RunView
 from beamline.protocol.config import RunConfig
-from beamline.protocol.messages import PhaseName, StopRequest
+from beamline.protocol.messages import StopRequest
 from beamline.protocol.subjects import Subjects
 from beamline.runtime.credentials import read_credentials
 from beamline.runtime.nats_bus import NatsBus
@@ -56,7 +57,8 @@ async def supervise(config: RunConfig, run_dir: Path, display: Display, command:
     """Run the services of a filled folder to the run's end; whatever happens, all of them have ended on return."""
     subjects, policy = Subjects(config.bus.prefix, config.run.name), RestartPolicy()
     started = time.monotonic()
-    progress = Progress(config.trainer.num_steps, now=lambda: time.monotonic() - started)
+    specs, view = worker_specs(config, run_dir), RunView(config.trainer.num_steps)
+    progress = Progress(view, now=lambda: time.monotonic() - started, num_workers=len(specs))
     async with AsyncExitStack() as stack:
         guard = await Guard.start(subjects, run_dir)
         stack.push_async_callback(guard.close)
@@ -70,15 +72,13 @@ async def supervise(config: RunConfig, run_dir: Path, display: Display, command:
         stack.push_async_callback(launcher.stop, DRAIN_DEADLINE_S)
         bus = await NatsBus.connect(credentials, subjects, name="launcher")
         stack.push_async_callback(bus.close)
-        supervisor = Supervisor(
-            launcher, policy, display.line, now=time.monotonic, done=lambda: is_done(progress, run_dir)
-        )
+        supervisor = Supervisor(launcher, policy, display.line, now=time.monotonic, done=lambda: is_done(view, run_dir))
         interrupts = Interrupts(lambda: bus.request(StopRequest()), display.line)
         interrupts.install()
         watchdog = Watchdog(guard.table, run_dir / "logs", config.telemetry.silent_s, display.line)
         stack.enter_context(display.shown())
         await _first_end(
-            supervisor.run(worker_specs(config, run_dir)),
+            supervisor.run(specs),
             broker.keep(),
             _ended_by(interrupts),
             beside=watch(bus, progress, display, watchdog),
@@ -94,9 +94,9 @@ async def make_streams(config: RunConfig, subjects: Subjects, run_dir: Path) -> 
         await bus.close()
 
 
-def is_done(progress: Progress, run_dir: Path) -> bool:
+def is_done(view: RunView, run_dir: Path) -> bool:
     """Whether the coordinator has said so, or has written the run's summary."""
-    return progress.phase is PhaseName.DONE or (run_dir / "summary.json").is_file()
+    return view.is_done or (run_dir / "summary.json").is_file()
 
 
 def worker_specs(config: RunConfig, run_dir: Path) -> list[WorkerSpec]:

@@ -63,11 +63,28 @@ def queue_depths(view: RunView) -> dict[str, float]:
     }
 
 
-def groups_line(view: RunView) -> str:
-    """The stage that the phase is about in a few words, such as `scored 12/64 groups`; empty before it is told."""
-    wanted = "training" if view.phase is PhaseName.TRAIN else "scored"
-    stage = next((stage for stage in stages(view) if stage.name == wanted), None)
-    return f"{stage.name} {stage.num:.0f}/{stage.total:.0f} {stage.unit}" if stage else ""
+def under_way(view: RunView, num_workers: int = 0) -> Stage | None:
+    """What the run's phase is about, as far as it goes; None where nobody tells.
+
+    Args:
+        num_workers: of the whole run, where that is known.
+    """
+    match view.phase:
+        case PhaseName.START:
+            started = sum(seen.has_started for seen in view.workers.values())
+            return Stage(name="started", num=started, total=num_workers, unit="workers") if num_workers else None
+        case PhaseName.SYNC:
+            rollouts = [w.heartbeat for w in view.workers.values() if w.heartbeat.service == "rollout"]
+            serving = sum(worker.policy_version >= view.policy_version for worker in rollouts)
+            return Stage(name="serving", num=serving, total=len(rollouts), unit="workers") if rollouts else None
+        case PhaseName.TRAIN:
+            return _named("training", view)
+        case _:
+            return _named("scored", view)
+
+
+def _named(name: str, view: RunView) -> Stage | None:
+    return next((stage for stage in stages(view) if stage.name == name), None)
 
 
 def _training(view: RunView) -> Iterator[Stage]:

@@ -70,7 +70,7 @@ def show_end(run_dir: Path, view: RunView, console: Console) -> None:
 async def follow_in_lines(run_dir: Path, view: RunView, console: Console) -> None:
     """Where the run is in a few lines, then a line for everything that is new."""
     started = run_start(run_dir)
-    progress = Progress(view.num_steps, now=lambda: time.time() - started)
+    progress = Progress(view, now=lambda: time.time() - started)
 
     def say(line: str) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)

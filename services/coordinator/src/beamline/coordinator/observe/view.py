@@ -32,7 +32,7 @@ class SeenWorker(msgspec.Struct, frozen=True, kw_only=True):
 
     heartbeat: Heartbeat
     seen: float
-    """When it was heard, in Unix seconds; for a worker that only the coordinator told of, when that was told."""
+    """When it was heard, in Unix seconds: here, or by the coordinator."""
 
     @property
     def has_started(self) -> bool:
@@ -105,7 +105,7 @@ class RunView:
             case ServiceFailed():
                 self.failures.append(Failure(time=now, failed=message))
             case StatusReply():
-                self._answered(message, now)
+                self._take_status(message, now)
             case _:
                 pass
 
@@ -147,7 +147,7 @@ class RunView:
             self.policy_version = max(self.policy_version, message.step)
             self._last_end = now
 
-    def _answered(self, status: StatusReply, now: float) -> None:
+    def _take_status(self, status: StatusReply, now: float) -> None:
         self.num_steps = status.num_steps
         self.policy_version = max(self.policy_version, status.policy_version)
         self.paused = status.paused
@@ -155,9 +155,12 @@ class RunView:
         self.ledger = status.ledger
         self.left_out = status.left_out
         if self.phase_since is None:
-            self.phase, self.phase_since = status.phase, now
+            self.phase = status.phase
+        if status.phase is self.phase:
+            self.phase_since = status.phase_since or now
         for heartbeat in status.workers:
-            self.workers.setdefault(heartbeat.worker, SeenWorker(heartbeat=heartbeat, seen=now))
+            seen = now - status.silences_s.get(heartbeat.worker, 0.0)
+            self.workers.setdefault(heartbeat.worker, SeenWorker(heartbeat=heartbeat, seen=seen))
 
 
 def _sum(values: dict[str, float], names: Iterable[str]) -> float:
