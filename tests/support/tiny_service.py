@@ -6,13 +6,12 @@ from beamline.protocol.errors import ConfigError
 from beamline.protocol.messages import WorkerState
 from beamline.runtime.service import ServiceContext, run_service
 
-START_S = 0.2
-"""How long the worker `slow` is starting."""
+START_S = {"slow": 0.2, "endless": 600}
+"""How long a worker is starting."""
 
 
 async def main(context: ServiceContext) -> None:
-    if context.worker == "slow":
-        await asyncio.sleep(START_S)
+    await asyncio.sleep(START_S.get(context.worker, 0))
     context.status.state = WorkerState.READY
     context.status.policy_version = 7
     match context.worker:

@@ -1,7 +1,8 @@
 """The life of a service process: `python -m beamline.<service> --run-dir DIR --worker NAME`.
 
-Exit codes: 0 drained or done, 1 an unexpected error, 2 a setting to change, 3 no bus; 128 + signal at a second signal.
-SIGTERM or SIGINT asks the service to drain; SIGUSR1 writes the stacks of all threads to stderr.
+Exit codes: 0 drained or done, 1 an unexpected error, 2 a setting to change, 3 no bus; 128 + signal when ended at once.
+SIGTERM or SIGINT asks the service to drain; a second one, or one while it is starting, ends it at once. SIGUSR1 writes
+the stacks of all threads to stderr.
 """
 
 import argparse
@@ -272,7 +273,7 @@ def _process_tree(pid: int) -> list[int]:
 
 def _listen_to_signals(context: ServiceContext) -> None:
     def on_signal(number: int) -> None:
-        if context.stop.is_set():
+        if context.stop.is_set() or not context.status.started.is_set():
             os._exit(128 + number)
         log.info("%s drains after %s; a second one ends it at once", context.worker, signal.Signals(number).name)
         context.stop.set()
