@@ -11,6 +11,7 @@ from benchmarks.figures import Ring, Side, measured_steps
 from benchmarks.weight_figures import Moved, WeightFigures, figures_of
 
 from beamline.coordinator.metrics_file import read_metrics
+from beamline.coordinator.progress_bar import working
 from beamline.coordinator.prompts import tokenizer_of, train_cursor
 from beamline.coordinator.seeds import sample_seed
 from beamline.coordinator.summary import fold
@@ -98,7 +99,7 @@ class Bench:
         print(f"$ {said}", flush=True)
         log = ROOT / FOLDER / "logs" / f"{len(self.commands)}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("wb") as file:
+        with log.open("wb") as file, working(f"command {len(self.commands)}"):
             try:
                 code = subprocess.run(
                     command,

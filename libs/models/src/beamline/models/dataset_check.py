@@ -8,7 +8,16 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from beamline.models.dataset_files import RawRow, Unreadable, parquet_schema, read_raw, require_file
+from beamline.models.dataset_files import (
+    RawRow,
+    Track,
+    Unreadable,
+    count_rows,
+    parquet_schema,
+    read_raw,
+    require_file,
+    untracked,
+)
 from beamline.models.datasets import COLUMNS, faults
 
 type CountTokens = Callable[[Sequence[Mapping[str, str]]], int]
@@ -66,6 +75,7 @@ def check(
     max_prompt_tokens: int,
     unread: Unread | None = None,
     max_kept: int | None = None,
+    track: Track = untracked,
 ) -> Findings:
     """Look at every row of a .parquet or .jsonl file in DAPO's layout.
 
@@ -75,6 +85,7 @@ def check(
         max_prompt_tokens: of a run.
         unread: by a grader; None leaves ground truths unread.
         max_kept: findings kept of a kind; all are counted.
+        track: shows how far it is.
 
     Raises:
         ValueError: there is no such file, or its name ends in no known suffix.
@@ -82,7 +93,7 @@ def check(
     require_file(path)
     findings, rows = Findings(max_kept=max_kept), _Rows(count_tokens, max_prompt_tokens)
     try:
-        for finding in _walk(path, rows):
+        for finding in _walk(path, rows, track):
             findings.add(finding)
     except ValueError as error:
         findings.add(Finding(kind="unreadable_file", row=None, field="", text=str(error)))
@@ -92,11 +103,11 @@ def check(
     return findings
 
 
-def _walk(path: Path, rows: "_Rows") -> Iterator[Finding]:
+def _walk(path: Path, rows: "_Rows", track: Track) -> Iterator[Finding]:
     lacking = _lacking(path)
     for column in lacking:
         yield Finding(kind="missing_column", row=None, field=column, text=f"{path} has no column {column!r}")
-    for raw in read_raw(path):
+    for raw in track("rows looked at", read_raw(path), count_rows(path)):
         for finding in rows.look(raw):
             if finding.field.partition(".")[0] not in lacking:
                 yield finding

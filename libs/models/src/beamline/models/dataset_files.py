@@ -5,7 +5,7 @@ that the reader decides whether to end there or to go on.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,14 @@ class Unreadable:
 
 type RawRow = Mapping[str, Any] | Unreadable
 
+type Track = Callable[[str, Iterator[RawRow], int | None], Iterator[RawRow]]
+"""Passes rows on and shows that it does: what is done with them, the rows, and how many there are if that is known."""
+
+
+def untracked(what: str, rows: Iterator[RawRow], num_rows: int | None) -> Iterator[RawRow]:
+    """Shows nothing."""
+    return rows
+
 
 def read_raw(path: Path) -> Iterator[RawRow]:
     """The rows of a .jsonl, .json (lines) or .parquet file, in order.
@@ -50,6 +58,14 @@ def read_columns(path: Path, columns: Sequence[str]) -> Iterator[RawRow]:
     """The rows of a parquet file with these columns alone. Raises ValueError as `read_raw` does."""
     for batch in _parquet_batches(path, columns):
         yield from _rows_of(batch)
+
+
+def count_rows(path: Path) -> int | None:
+    """Rows of a file, where they can be had without reading it. Raises ValueError as `parquet_schema` does."""
+    if path.suffix != ".parquet":
+        return None
+    with _open(path) as file:
+        return file.metadata.num_rows
 
 
 def parquet_schema(path: Path) -> pa.Schema:

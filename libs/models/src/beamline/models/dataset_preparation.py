@@ -12,7 +12,17 @@ from typing import Any
 import pyarrow as pa
 
 from beamline.models.dataset_cleaning import Cleaned, clean
-from beamline.models.dataset_files import BATCH_ROWS, RawRow, Unreadable, parquet_schema, read_columns, read_raw
+from beamline.models.dataset_files import (
+    BATCH_ROWS,
+    RawRow,
+    Track,
+    Unreadable,
+    count_rows,
+    parquet_schema,
+    read_columns,
+    read_raw,
+    untracked,
+)
 from beamline.models.dataset_sources import Source, choose_split, convert, find_source, prepared_name
 from beamline.models.datasets import COLUMNS, SCHEMA, require_columns, to_columns, write_batches
 
@@ -33,7 +43,14 @@ class _Reading:
     schema: pa.Schema
 
 
-def prepare(name: str, source_file: Path | str, directory: Path | str, split: str | None = None) -> Prepared:
+def prepare(
+    name: str,
+    source_file: Path | str,
+    directory: Path | str,
+    split: str | None = None,
+    *,
+    track: Track = untracked,
+) -> Prepared:
     """Turn a published data set into rows that a run can read, duplicates and ambiguous prompts left out.
 
     Args:
@@ -42,6 +59,7 @@ def prepare(name: str, source_file: Path | str, directory: Path | str, split: st
             instructions in their prompts; rows of a `question` or `problem` and an `answer` are converted.
         directory: where the file of `prepared_name` is written.
         split: one of the set's splits; by default the one that the file's name mentions, else the first.
+        track: shows how far it is.
 
     Raises:
         ValueError: an unknown name, split or suffix, or a row that cannot be used. Nothing is written then.
@@ -49,13 +67,14 @@ def prepare(name: str, source_file: Path | str, directory: Path | str, split: st
     source, path = find_source(name), Path(source_file)
     split = choose_split(name, split, path.stem)
     reading = _read(source, split, path)
-    cleaned = clean(path, reading.rows())
+    cleaned = clean(path, track("rows read", reading.rows(), count_rows(path)))
     if not cleaned.num_read:
         raise ValueError(f"{path} has no rows: give the published file of {name}")
     if not cleaned.kept:
         raise ValueError(f"{path}: each of its {cleaned.num_ambiguous_prompts} prompts has several ground truths")
     target = Path(directory) / prepared_name(name, split)
-    return Prepared(path=write_batches(target, reading.schema, _batches(reading, cleaned.kept)), cleaned=cleaned)
+    rows = track("rows written", _kept(reading, cleaned.kept), len(cleaned.kept))
+    return Prepared(path=write_batches(target, reading.schema, _batches(rows, reading.schema)), cleaned=cleaned)
 
 
 def _read(source: Source, split: str, path: Path) -> _Reading:
@@ -91,11 +110,14 @@ def _numbered(path: Path, split: str) -> Iterator[RawRow]:
         yield raw if isinstance(raw, Unreadable) else {**raw, "extra_info": {"index": index, "split": split}}
 
 
-def _batches(reading: _Reading, kept: list[int]) -> Iterator[pa.RecordBatch]:
+def _kept(reading: _Reading, kept: list[int]) -> Iterator[RawRow]:
     chosen = set(kept)
-    rows = (row for place, row in enumerate(reading.rows()) if place in chosen)
+    return (row for place, row in enumerate(reading.rows()) if place in chosen)
+
+
+def _batches(rows: Iterator[RawRow], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     for some in batched(rows, BATCH_ROWS):
-        yield pa.RecordBatch.from_pylist(_only_columns(some), schema=reading.schema)
+        yield pa.RecordBatch.from_pylist(_only_columns(some), schema=schema)
 
 
 def _only_columns(rows: tuple[RawRow, ...]) -> list[dict[str, Any]]:

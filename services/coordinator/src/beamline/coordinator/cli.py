@@ -157,15 +157,21 @@ def export(
 ) -> None:
     """Turn a checkpoint into a Hugging Face directory."""
     from beamline.coordinator.launch.local import environment, interpreter
+    from beamline.coordinator.progress_bar import working
 
     if not checkpoint.is_dir():
         raise ConfigError(f"{checkpoint} is not a checkpoint's folder: the end of `beamline run` says where it lies")
     command = [str(interpreter("trainer")), "-m", "beamline.trainer.export", str(checkpoint), str(directory)]
-    code = subprocess.run(command, env=environment(os.environ, threads=1), check=False).returncode
-    if code == CONFIG_EXIT:
-        raise typer.Exit(code)
-    if code != 0:
-        raise BeamlineError(f"the export ended with exit code {code}: its own message is above")
+    with working(f"exporting {checkpoint}"):
+        ended = subprocess.run(
+            command, env=environment(os.environ, threads=1), check=False, capture_output=True, text=True
+        )
+    typer.echo(ended.stdout, nl=False)
+    typer.echo(ended.stderr, nl=False, err=True)
+    if ended.returncode == CONFIG_EXIT:
+        raise typer.Exit(CONFIG_EXIT)
+    if ended.returncode != 0:
+        raise BeamlineError(f"the export ended with exit code {ended.returncode}: its own message is above")
 
 
 @doctor_app.command()
@@ -192,16 +198,39 @@ def mismatch(
     from beamline.coordinator.doctor.show import show
     from beamline.coordinator.doctor.sides import Sides
     from beamline.coordinator.launch.find_run import find_run
+    from beamline.coordinator.progress_bar import working
 
     if bool(run) == (model is not None):
         raise ConfigError("nothing to examine: give either a finished run's name, or --model DIR")
     options = Options(problems, samples, max_tokens, temperature, precision, data, fresh)
     case = case_of_model(model, directory, options) if model else case_of_run(find_run(run, runs), options)
     sides = Sides(os.environ, threads=len(os.sched_getaffinity(0)))
-    diagnosis, page = examine(case, options, sides, lambda text: typer.echo(f"{text} ...", err=True))
+    with working() as work:
+        diagnosis, page = examine(case, options, sides, work.part)
     show(diagnosis, Console(soft_wrap=True))
     typer.echo(f"  figures    {page.with_suffix('.json')}")
     typer.echo(f"  page       {page}")
+
+
+@doctor_app.command()
+def stuck(
+    run: RunName,
+    json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Explain why a live run stands still: what waits for what, root cause first. Exit code 1 if it is stuck."""
+    import msgspec
+
+    from beamline.coordinator.doctor.stuck import diagnose
+    from beamline.coordinator.doctor.stuck_gather import gather
+    from beamline.coordinator.doctor.stuck_show import lines
+    from beamline.coordinator.launch.find_run import find_run
+
+    diagnosis = diagnose(asyncio.run(gather(find_run(run, runs))))
+    for line in [msgspec.json.encode(diagnosis).decode()] if json else lines(diagnosis):
+        typer.echo(line)
+    if diagnosis.is_stuck:
+        raise typer.Exit(1)
 
 
 def _tell(run: str, runs: Path, request: "Message", effect: str) -> None:

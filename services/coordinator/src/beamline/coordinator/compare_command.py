@@ -9,6 +9,7 @@ from beamline.coordinator.compare import Comparison, compare
 from beamline.coordinator.compare_sides import read_side
 from beamline.coordinator.compare_text import sentences
 from beamline.coordinator.launch.find_run import find_run
+from beamline.coordinator.progress_bar import working
 from beamline.protocol.errors import ConfigError
 
 
@@ -27,7 +28,10 @@ def compare_runs(first: str, second: str, runs: Path, metrics: Sequence[str]) ->
     names = [folder.name for folder in folders]
     if names[0] == names[1]:
         names = [first, second]
-    return compare(read_side(names[0], folders[0]), read_side(names[1], folders[1]), metrics)
+    with working(f"reading {names[0]} and {names[1]}") as work:
+        sides = [read_side(name, folder) for name, folder in zip(names, folders, strict=True)]
+        work.part(f"comparing {names[0]} and {names[1]}")
+        return compare(sides[0], sides[1], metrics)
 
 
 def as_json(comparison: Comparison) -> str:

@@ -4,10 +4,12 @@ import json
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from beamline.coordinator.launch.local import environment, interpreter
 from beamline.coordinator.launch.preflight import ASSET
+from beamline.coordinator.progress_bar import Work, tracked
 from beamline.models import tiny, tokenizer
 from beamline.models.chat import ChatTokenizer
 from beamline.models.dataset_check import KINDS, CountTokens, Findings, check
@@ -29,12 +31,13 @@ class Examination:
     max_prompt_tokens: int
     grader: str
 
-    def run(self, base_environment: Mapping[str, str], max_kept: int | None) -> Findings:
+    def run(self, base_environment: Mapping[str, str], max_kept: int | None, work: Work) -> Findings:
         """Look at every row.
 
         Args:
             base_environment: the user's, for the grader's program.
             max_kept: findings kept of a kind; None keeps all.
+            work: is shown.
 
         Raises:
             ConfigError: no such file, model or grader.
@@ -46,7 +49,8 @@ class Examination:
                 self.file,
                 count_tokens=count_tokens,
                 max_prompt_tokens=self.max_prompt_tokens,
-                unread=(lambda truths: unread(self.grader, truths, base_environment)) if self.grader else None,
+                unread=(lambda truths: self._unread(truths, base_environment, work)) if self.grader else None,
+                track=partial(tracked, work),
                 max_kept=max_kept,
             )
         except BeamlineError:
@@ -68,6 +72,10 @@ class Examination:
         yield f"{self.file}: {looked_at}: " + (f"found faults: {total:,}" if total else "sound")
         if not self.model:
             yield "the lengths of the prompts were not looked at: give --model"
+
+    def _unread(self, truths: Sequence[str], base_environment: Mapping[str, str], work: Work) -> list[str]:
+        work.part(f"grader {self.grader} reads {len(truths):,} ground truths")
+        return unread(self.grader, truths, base_environment)
 
     def json(self, findings: Findings) -> str:
         """What was found, for a program: one object on one line."""

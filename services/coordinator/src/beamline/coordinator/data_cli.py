@@ -2,6 +2,7 @@
 
 import os
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -40,12 +41,15 @@ def prepare(
 ) -> None:
     """Turn a published data set into prompts that a run can read, one row a problem. Without --from it comes from the
     hub."""
+    from beamline.coordinator.progress_bar import tracked, working
     from beamline.models.dataset_preparation import prepare as prepare_file
     from beamline.models.dataset_sources import choose_split, find_source
 
     try:
         chosen = choose_split(name, split, Path(source).stem)
-        prepared = prepare_file(name, _local_file(source or find_source(name).hub, chosen), directory, chosen)
+        file = _local_file(source or find_source(name).hub, chosen)
+        with working() as work:
+            prepared = prepare_file(name, file, directory, chosen, track=partial(tracked, work))
     except ValueError as error:
         raise ConfigError(str(error)) from error
     typer.echo(str(prepared.path))
@@ -72,11 +76,13 @@ def check(
 ) -> None:
     """Say what is wrong with a data set, row by row. Exit code 1 when something is."""
     from beamline.coordinator.data_check import Examination
+    from beamline.coordinator.progress_bar import working
 
     examination = Examination(
         file=file, model=model, max_prompt_tokens=max_prompt_tokens, grader="" if grader == "none" else grader
     )
-    findings = examination.run(os.environ, max_kept=None if everything else SHOWN_OF_A_KIND)
+    with working() as work:
+        findings = examination.run(os.environ, None if everything else SHOWN_OF_A_KIND, work)
     for line in [examination.json(findings)] if as_json else examination.lines(findings):
         typer.echo(line)
     if findings.counts:

@@ -15,6 +15,7 @@ from beamline.coordinator.launch.display import Display
 from beamline.coordinator.launch.local import environment, interpreter
 from beamline.coordinator.launch.run import run
 from beamline.coordinator.launch.run_folder import LOCK_FILE
+from beamline.coordinator.progress_bar import working
 from beamline.coordinator.summary import Summary, read_summary
 from beamline.protocol.config import RunConfig
 from beamline.protocol.errors import BeamlineError, ConfigError, DeadlineExceeded
@@ -113,9 +114,10 @@ def _verified(checkpoint: Path, base_environment: Mapping[str, str]) -> Path:
     command = [str(interpreter("trainer")), "-m", "beamline.trainer.verify", str(checkpoint)]
     settings = environment(base_environment, threads=1)
     try:
-        ended = subprocess.run(
-            command, env=settings, capture_output=True, text=True, timeout=VERIFY_DEADLINE_S, check=False
-        )
+        with working(f"comparing the files of {checkpoint} with its manifest"):
+            ended = subprocess.run(
+                command, env=settings, capture_output=True, text=True, timeout=VERIFY_DEADLINE_S, check=False
+            )
     except subprocess.TimeoutExpired:
         raise DeadlineExceeded(f"the files of {checkpoint} to be read", VERIFY_DEADLINE_S) from None
     if ended.returncode == REFUSED:
