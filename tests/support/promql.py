@@ -37,22 +37,16 @@ def names_in(expression: str) -> Names:
             closing.pop()
         elif kind == "name" and closing and closing[-1] == "labels":
             found.labels.add(text)
-        elif (
-            kind == "name"
-            and closing[-1:] != ["["]
-            and text.lower() not in _WORDS
-            and after != "("
-            and not _aggregates(after)
-        ):
+        elif kind == "name" and closing[-1:] != ["["] and text.lower() not in _WORDS and not _is_called(after):
             found.metrics.add(text)
     if closing:
         raise ValueError(f"{expression!r} leaves {len(closing)} brackets open")
     return found
 
 
-def _aggregates(after: str) -> bool:
-    """Whether a name is an aggregation that says its labels before what it aggregates: `sum by (x) (y)`."""
-    return after.lower() in ("by", "without")
+def _is_called(after: str) -> bool:
+    """Whether a name is a function's, or an aggregation's that says its labels first: `sum by (x) (y)`."""
+    return after == "(" or after.lower() in ("by", "without")
 
 
 def _text(tokens: list[tuple[str, str]], number: int) -> str:
