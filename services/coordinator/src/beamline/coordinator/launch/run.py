@@ -10,6 +10,7 @@ from typing import Any
 
 from beamline.coordinator.launch import preflight
 from beamline.coordinator.launch.broker import choose_broker
+from beamline.coordinator.launch.collector import say_if_away
 from beamline.coordinator.launch.display import Display
 from beamline.coordinator.launch.guard import Guard
 from beamline.coordinator.launch.interrupt import Interrupted, Interrupts
@@ -68,6 +69,7 @@ async def supervise(config: RunConfig, run_dir: Path, display: Display, command:
         credentials = await broker.start()
         await make_streams(config, subjects, run_dir)
         display.line(f"{progress.elapsed()}  nats-server is ready at {credentials.url}")
+        await say_if_away(config.telemetry.otlp_endpoint, display.line)
         launcher = LocalLauncher(guard, os.environ, command)
         stack.push_async_callback(launcher.stop, DRAIN_DEADLINE_S)
         bus = await NatsBus.connect(credentials, subjects, name="launcher")
