@@ -12,8 +12,8 @@ async def say_if_away(endpoint: str, say: Callable[[str], None]) -> None:
     """Try a connection to `telemetry.otlp_endpoint`, where there is one."""
     if endpoint and (why := await _why_away(endpoint)):
         say(
-            f"no collector at {endpoint} ({why}): spans are kept in the run's folder alone until one answers; start it, "
-            "or correct telemetry.otlp_endpoint"
+            f"no collector at {endpoint} ({why}): spans are kept in the run's folder alone until one answers; start "
+            "it, or correct telemetry.otlp_endpoint"
         )
 
 
