@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -87,13 +87,22 @@ def _group(group_id: str, folders: list[Path], runs: Path) -> GroupTrace:
         found, others = read_group(folder, group_id)
         if found:
             return found
-        if not nearest and (close := difflib.get_close_matches(group_id, sorted(others), n=1, cutoff=0.3)):
-            nearest = f": the nearest is {close[0]!r} of run {folder.name}"
+        if not nearest and others:
+            nearest = f": the nearest is {_nearest(group_id, others)!r} of run {folder.name}"
     if len(folders) == 1:
         where = f"run {folders[0].name}"
     if not folders:
         raise ConfigError(f"no run in {runs} has traces, so group {group_id!r} cannot be followed")
     raise ConfigError(f"no group is called {group_id!r} in {where}{nearest}")
+
+
+def _nearest(group_id: str, others: Iterable[str]) -> str:
+    """The next number of the same kind of group, or of any kind where there is no such."""
+    kind, _, number = group_id.rpartition("-")
+    alike = [other for other in others if other.rpartition("-")[0] == kind]
+    if alike:
+        return min(alike, key=lambda other: abs(int(other.rpartition("-")[2]) - int(number)))
+    return max(others, key=lambda other: difflib.SequenceMatcher(None, group_id, other).ratio())
 
 
 def _step_content(trace: StepTrace) -> dict[str, Any]:
