@@ -1,5 +1,6 @@
 """What the kernel says about a process of this machine: whether it runs, is stopped, or has ended."""
 
+import os
 import signal
 from contextlib import suppress
 from pathlib import Path
@@ -8,6 +9,9 @@ import msgspec
 
 STOPPED, TRACED, ENDED = "T", "t", "Z"
 """State letters of /proc: stopped by a signal, held by a debugger, over but not reaped."""
+
+_START = 19
+"""Place of a process's start, in clock ticks since the machine's, among what follows its name in `stat`."""
 
 _WORDS = {
     "R": "runs on a CPU",
@@ -26,7 +30,9 @@ class ProcessState(msgspec.Struct, frozen=True, kw_only=True):
     """R, S, D, T, t or Z, as in /proc."""
     name: str
     command: str
-    """With its arguments; empty for one that has ended."""
+    """With its arguments."""
+    age_s: float = 0.0
+    """Since its start."""
 
     @property
     def is_stopped(self) -> bool:
@@ -43,11 +49,13 @@ def look_at(pid: int) -> ProcessState | None:
     folder = Path(f"/proc/{pid}")
     try:
         name, _, rest = (folder / "stat").read_text(errors="replace").partition("(")[2].rpartition(")")
+        uptime_s = float(Path("/proc/uptime").read_text().split()[0])
         command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     except OSError:
         return None
-    state = rest.split()[0]
-    return None if state == ENDED else ProcessState(pid=pid, state=state, name=name, command=command)
+    fields = rest.split()
+    state, age_s = fields[0], uptime_s - int(fields[_START]) / os.sysconf("SC_CLK_TCK")
+    return None if state == ENDED else ProcessState(pid=pid, state=state, name=name, command=command, age_s=age_s)
 
 
 def process_tree(pid: int) -> list[int]:
