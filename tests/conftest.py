@@ -1,8 +1,20 @@
 """Fixtures of more than one area."""
 
+import gc
 from collections.abc import Callable
 
 import pytest
+
+
+def pytest_collection() -> None:
+    """Test files import whole engines, all of which stay: the collector does not walk them while they come."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Nor later, nor in the processes that are forked off this one."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture
