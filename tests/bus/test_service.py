@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest_asyncio
+from opentelemetry import baggage, context, trace
+from opentelemetry.sdk.trace import TracerProvider
 
 from beamline.coordinator.observe.log_lines import read_lines
 from beamline.protocol import messages as m
@@ -16,8 +18,10 @@ from beamline.runtime.deadline import deadline
 from beamline.runtime.run_files import read_config, write_config
 from beamline.runtime.service import HEARTBEAT_EVERY_S
 from beamline.runtime.shm_blobs import sweep
+from beamline.runtime.trace_context import STEP
 from brokers import SUBJECTS, NatsBroker, Tasks
 from tiny_service import START_S
+from wire_examples import MESSAGES
 
 TINY_SERVICE = Path(__file__).parents[1] / "support" / "tiny_service.py"
 CONFIG = RunConfig(run=RunSection(name=SUBJECTS.run), bus=BusSection(prefix=SUBJECTS.prefix))
@@ -79,6 +83,27 @@ async def test_it_beats_and_drains(nats: NatsBroker, run_dir: Path, tasks: Tasks
     assert code == 0
     assert "drains after SIGTERM" in text
     assert "most recent call first" in text, "SIGUSR1 writes the stacks"
+
+
+async def test_what_it_logs_bears_the_step_and_the_span_of_its_work(nats: NatsBroker, run_dir: Path) -> None:
+    rollout = await nats.client("rollout")
+    process = await start("--run-dir", str(run_dir), "--worker", "reward-0")
+    token = context.attach(baggage.set_baggage(STEP, "7"))
+    try:
+        with TracerProvider().get_tracer("test").start_as_current_span("generate group") as span:
+            await rollout.publish(next(example for example in MESSAGES if isinstance(example, m.TrajectoryGroup)))
+    finally:
+        context.detach(token)
+    assert process.stderr is not None
+    async with deadline(20, "the message to be taken"):
+        text = await process.stderr.readuntil(b"takes TrajectoryGroup")
+        text += await process.stderr.readline()
+    process.terminate()
+    assert (await end_of(process))[0] == 0
+    (line,) = [record for record in read_lines("reward-0", text.splitlines()) if record.logger == "tiny"]
+    assert (line.worker, line.level, line.step) == ("reward-0", "INFO", 7)
+    assert line.trace_id == trace.format_trace_id(span.get_span_context().trace_id)
+    assert line.span_id != trace.format_span_id(span.get_span_context().span_id), "the handler has a span of its own"
 
 
 async def test_that_it_has_started_is_told_at_once(nats: NatsBroker, run_dir: Path, tasks: Tasks) -> None:

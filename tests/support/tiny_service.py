@@ -1,10 +1,13 @@
 """A service whose worker name says how it behaves; started by the life-cycle tests as a process of its own."""
 
 import asyncio
+import logging
 
 from beamline.protocol.errors import ConfigError
 from beamline.protocol.messages import WorkerState
 from beamline.runtime.service import ServiceContext, run_service
+
+log = logging.getLogger("tiny")
 
 START_S = {"slow": 0.2, "endless": 600}
 """How long a worker is starting."""
@@ -27,8 +30,9 @@ async def main(context: ServiceContext) -> None:
             await context.until_stopped(context.bus.work("reward", ignore))
 
 
-async def ignore(_: object) -> None:
+async def ignore(message: object) -> None:
     """Take an input and make nothing of it."""
+    log.info("takes %s", type(message).__name__)
 
 
 if __name__ == "__main__":

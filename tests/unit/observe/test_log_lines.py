@@ -13,7 +13,8 @@ from opentelemetry import baggage, context, trace
 from opentelemetry.sdk.trace import TracerProvider
 
 from beamline.coordinator.observe.log_lines import printable, read_lines, tail, text_of
-from beamline.runtime.json_log import STEP, JsonFormatter, set_up_logging
+from beamline.runtime.json_log import JsonFormatter, set_up_logging
+from beamline.runtime.trace_context import STEP
 
 
 def formatted(message: str, *arguments: object, error: Exception | None = None) -> str:
@@ -107,6 +108,8 @@ def test_lines_of_the_broker_have_their_own_time_and_level(monkeypatch: pytest.M
     (record,) = read_lines("nats", [b"[17] 2026/01/31 12:00:00.250000 [WRN] slow"])
     assert (record.level, record.logger, record.message) == ("WARNING", "nats-server", "slow")
     assert record.time.endswith(":00.250Z")
+    (empty,) = read_lines("nats", [b"[17] 2026/01/31 12:00:00.250000 [INF] "])
+    assert (empty.logger, empty.message) == ("nats-server", "")
 
 
 def test_the_tail_is_what_a_person_reads(tmp_path: Path) -> None:

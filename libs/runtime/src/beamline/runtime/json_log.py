@@ -8,10 +8,9 @@ import sys
 from datetime import UTC, datetime
 
 import msgspec
-from opentelemetry import baggage, trace
+from opentelemetry import trace
 
-STEP = "beamline.step"
-"""The baggage that tells the step for which something is done."""
+from beamline.runtime.trace_context import current_step
 
 
 class LogLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -41,14 +40,14 @@ class JsonFormatter(logging.Formatter):
         self._encoder = msgspec.json.Encoder()
 
     def format(self, record: logging.LogRecord) -> str:
-        span = trace.get_current_span().get_span_context()
+        span, step = trace.get_current_span().get_span_context(), current_step()
         line = LogLine(
             time=utc(record.created),
             level=record.levelname,
             worker=self._worker,
             logger=record.name,
             message=_encodable(record.getMessage()),
-            step=current_step(),
+            step=int(step) if step.isdecimal() else None,
             trace_id=trace.format_trace_id(span.trace_id) if span.is_valid else "",
             span_id=trace.format_span_id(span.span_id) if span.is_valid else "",
             exception=_encodable(self.formatException(record.exc_info)) if record.exc_info else "",
@@ -62,12 +61,6 @@ def set_up_logging(worker: str) -> None:
     handler.setFormatter(JsonFormatter(worker))
     logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
     logging.captureWarnings(True)
-
-
-def current_step() -> int | None:
-    """The step that the current context works for; None where it is known of none."""
-    step = str(baggage.get_baggage(STEP))
-    return int(step) if step.isdecimal() else None
 
 
 def utc(unix_s: float) -> str:

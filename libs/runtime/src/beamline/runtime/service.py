@@ -134,6 +134,7 @@ def run_service(service: str, main: ServiceMain, argv: Sequence[str] | None = No
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
     set_up_logging(arguments.worker)
+    log.info("%s starts as process %d", arguments.worker, os.getpid())
     code = asyncio.run(_live(service, arguments.worker, arguments.run_dir, main))
     sys.exit(code)
 

@@ -1,5 +1,6 @@
 """Phases as a lease on device memory: colocated services take turns, disaggregated ones never wait."""
 
+import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from itertools import starmap
@@ -9,6 +10,8 @@ from beamline.coordinator.roster import Roster
 from beamline.protocol.errors import BeamlineError, DeadlineExceeded
 from beamline.protocol.messages import Heartbeat, LeaseReport, Phase, PhaseName
 from beamline.runtime.waits import Names
+
+log = logging.getLogger(__name__)
 
 HOLDERS = {
     PhaseName.START: "",
@@ -66,6 +69,7 @@ class GrantedLease:
 
     async def acquire(self, phase: PhaseName, step: int, policy_version: int) -> None:
         self.phase, self.since = phase, time.time()
+        log.info("%s of policy %d", phase, policy_version)
         await self._publish(
             Phase(sequence=self._sequence, step=step, phase=phase, policy_version=policy_version, granted=True)
         )
@@ -111,6 +115,7 @@ class ColocatedLease:
             await self._released(self._holder, holder, self._sequence - 1, phase)
         self._holder = holder
         self.phase, self.since = phase, time.time()
+        log.info("%s of policy %d", phase, policy_version)
         await self._send(phase, step, policy_version, granted=True)
 
     @property

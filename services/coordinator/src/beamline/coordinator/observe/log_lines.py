@@ -18,7 +18,7 @@ NUM_TAIL_BYTES = 64 * 1024
 
 _BEGIN = b'{"time":"'
 _decoder = msgspec.json.Decoder(LogLine)
-_NATS = re.compile(r"\[\d+\] (\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{6}) \[([A-Z]{3})\] (.*)")
+_NATS = re.compile(r"\[\d+\] (\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{6}) \[([A-Z]{3})\] ?(.*)")
 _NATS_LEVELS = {"DBG": "DEBUG", "TRC": "DEBUG", "WRN": "WARNING", "ERR": "ERROR", "FTL": "CRITICAL"}
 _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _TRACEBACK = "Traceback (most recent call last)"
