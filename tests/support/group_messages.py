@@ -14,12 +14,13 @@ async def group_of(
     group_id="g-1",
     grader="math_dapo",
     ground_truth="5",
+    prompt_tokens=(1, 2),
 ):
     lengths = lengths or [2] * len(texts)
     num_tokens = sum(lengths)
     trajectories = Trajectories(
         group_id=group_id,
-        prompt_tokens=pack_int32([1, 2]),
+        prompt_tokens=pack_int32(list(prompt_tokens)),
         cu_seqlens=cumulative(lengths),
         tokens=pack_int32([3] * num_tokens),
         loss_mask=memoryview(b"\1" * num_tokens),
@@ -36,7 +37,7 @@ async def group_of(
         task=m.Task(prompt_id="p", data_source="sums", grader=grader, ground_truth=ground_truth),
         worker="rollout-0",
         trajectories=await blobs.put(group_id, "trajectories", encode_blob(trajectories)),
-        num_prompt_tokens=2,
+        num_prompt_tokens=len(prompt_tokens),
         response_lengths=lengths,
         finish_reasons=trajectories.finish_reasons,
         min_policy_version=3,

@@ -122,7 +122,7 @@ class Ring:
         lease = self.lease = await make_lease(core)
         recorder = Recorder(self.run_dir, self.config)
         sets = [(EvalSet(path="eval.parquet", num_samples=2), {"sums": Problems(prompts[:3])})]
-        evaluator = Evaluator(core, sets, recorder.record_eval)
+        evaluator = self.evaluator = Evaluator(core, sets, recorder.record_eval)
         await Coordinator(core, Admission(core, cursor, lease), evaluator, lease, recorder).serve()
 
     async def issued(self) -> list[str]:

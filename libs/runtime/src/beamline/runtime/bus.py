@@ -28,6 +28,10 @@ type OnRejected = Callable[[Message, Rejected], Message | None]
 """The failure to publish for an input that will never work."""
 
 
+QUEUES = ("rollout", "reward", "coordinator", "trainer")
+"""Services with a work queue."""
+
+
 class QueueDepth(msgspec.Struct, frozen=True, kw_only=True):
     """Messages of a work queue."""
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from beamline.protocol.codec import decode, decode_as, encode
 from beamline.protocol.messages import Message
 from beamline.protocol.subjects import Subjects
-from beamline.runtime.bus import Gate, Handler, OnRejected, QueueDepth, kept_subject
+from beamline.runtime.bus import QUEUES, Gate, Handler, OnRejected, QueueDepth, kept_subject
 from beamline.runtime.deadline import deadline
 from beamline.runtime.memory_hub import MemoryHub, Question, QueuedInput
 from beamline.runtime.trace_context import continuing, trace_headers
@@ -108,8 +108,7 @@ class MemoryBus:
     async def queue_depths(self, deadline_s: float = 5.0) -> dict[str, QueueDepth]:
         hub = self._hub
         return {
-            service: QueueDepth(pending=hub.num_waiting(service), unacked=hub.num_held(service))
-            for service in hub.queues
+            service: QueueDepth(pending=hub.num_waiting(service), unacked=hub.num_held(service)) for service in QUEUES
         }
 
     async def close(self) -> None:

@@ -139,11 +139,6 @@ class MemoryHub:
         """An input that was taken is held no longer."""
         self._num_held[service] -= 1
 
-    @property
-    def queues(self) -> list[str]:
-        """Services whose queues have had an input."""
-        return list(self._queues)
-
     def last(self, subject: str) -> PlainMessage | None:
         return self._kept.get(subject)
 

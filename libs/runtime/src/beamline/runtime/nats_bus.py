@@ -16,7 +16,7 @@ from beamline.protocol.codec import decode, decode_as, encode
 from beamline.protocol.errors import ProtocolError
 from beamline.protocol.messages import Message
 from beamline.protocol.subjects import Subjects
-from beamline.runtime.bus import Gate, Handler, OnRejected, QueueDepth, kept_subject
+from beamline.runtime.bus import QUEUES, Gate, Handler, OnRejected, QueueDepth, kept_subject
 from beamline.runtime.credentials import Credentials
 from beamline.runtime.nats_connection import NatsConnection
 from beamline.runtime.nats_pull import NatsSource, read
@@ -28,7 +28,6 @@ log = logging.getLogger(__name__)
 DUPLICATE_WINDOW_S = 20 * 60.0
 """A repeat within it is stored once."""
 
-_WORKERS = ("rollout", "reward", "coordinator", "trainer")
 _MAX_ACK_PENDING = 65536
 _MAX_WAITING = 4096
 
@@ -90,7 +89,7 @@ class NatsBus:
         for config in self._streams(blobs=blobs):
             await self._ensure_stream(config)
         stream = self._subjects.stream("work")
-        for service in _WORKERS:
+        for service in QUEUES:
             queue = api.ConsumerConfig(
                 name=service,
                 durable_name=service,
@@ -203,7 +202,7 @@ class NatsBus:
         await records.aclose()
 
     async def queue_depths(self, deadline_s: float = 5.0) -> dict[str, QueueDepth]:
-        return {service: await self._depth(service, deadline_s) for service in _WORKERS}
+        return {service: await self._depth(service, deadline_s) for service in QUEUES}
 
     async def close(self) -> None:
         await self.connection.close()

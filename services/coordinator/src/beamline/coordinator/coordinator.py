@@ -83,6 +83,7 @@ class Coordinator:
             await self.enter(m.PhaseName.TRAIN)
             bound, traceparents = self.ledger.batch(step), self.ledger.traceparents(step)
             await self.core.bus.publish(self.core.batcher.train_batch(step, bound, traceparents))
+            await self.recorder.keep_samples(step, bound)
             update = await self.when(
                 lambda: self.ready.update(step),
                 lambda: f"PolicyUpdate for step {step} from the trainer",

@@ -1,10 +1,15 @@
 """Where a run's metrics are shown while it goes on. Each logger is one small object; a recipe names them."""
 
 import difflib
+import logging
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Protocol
 
+from beamline.protocol.config import RunConfig
 from beamline.protocol.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 
 class Logger(Protocol):
@@ -12,6 +17,10 @@ class Logger(Protocol):
 
     def log(self, step: int, time: float, values: Mapping[str, float]) -> None:
         """Show finite values of a step; `time` is Unix time in seconds."""
+        ...
+
+    def close(self) -> None:
+        """The run is over."""
         ...
 
 
@@ -33,6 +42,9 @@ class ConsoleLogger:
         if figures:
             print(f"step {step:>4}  " + "  ".join(figures), flush=True)
 
+    def close(self) -> None:
+        """Nothing is held open."""
+
     @staticmethod
     def _is_accuracy(name: str) -> bool:
         return name.startswith("eval/") and name.endswith("/accuracy")
@@ -45,25 +57,89 @@ class ConsoleLogger:
         return f"{source} accuracy {values[name]:.3f}{interval}"
 
 
-_FACTORIES: dict[str, Callable[[], Logger] | None] = {
-    "console": ConsoleLogger,
+class Guarded:
+    """A logger that may fail: it is then left out for the rest of the run, which is said once.
+
+    Args:
+        name: as the run's configuration calls it.
+        logger: the one that may fail.
+    """
+
+    def __init__(self, name: str, logger: Logger) -> None:
+        self._name = name
+        self._logger: Logger | None = logger
+
+    def log(self, step: int, time: float, values: Mapping[str, float]) -> None:
+        """As `Logger.log`, and raises nothing."""
+        if self._logger is not None:
+            self._guard(lambda logger: logger.log(step, time, values))
+
+    def close(self) -> None:
+        """As `Logger.close`, and raises nothing."""
+        if self._logger is not None:
+            self._guard(lambda logger: logger.close())
+
+    def _guard(self, use: Callable[[Logger], None]) -> None:
+        assert self._logger is not None
+        try:
+            use(self._logger)
+        except Exception as error:  # whatever another's library raises: no reason to end a run
+            self._logger = None
+            log.error("logger %s has failed and hears no more of this run: %s", self._name, error)
+
+
+type Open = Callable[[Path, RunConfig], Logger]
+"""Makes a logger for the run of a folder."""
+
+
+def _console(run_dir: Path, config: RunConfig) -> Logger:
+    return ConsoleLogger()
+
+
+def _tensorboard(run_dir: Path, config: RunConfig) -> Logger:
+    from beamline.coordinator.tensorboard_logger import TensorboardLogger  # protobuf
+
+    return TensorboardLogger(run_dir / "tensorboard")
+
+
+def _wandb(run_dir: Path, config: RunConfig) -> Logger:
+    from beamline.coordinator.wandb_logger import WandbLogger  # takes seconds to import
+
+    return WandbLogger(run_dir, config)
+
+
+_OPENERS: dict[str, Open | None] = {
+    "console": _console,
     "jsonl": None,  # the recorder writes metrics.jsonl in every run: the summary is made from it
+    "tensorboard": _tensorboard,
+    "wandb": _wandb,
 }
 
 
-def make_loggers(names: Sequence[str]) -> list[Logger]:
+def check_loggers(names: Sequence[str]) -> None:
+    """Raises ConfigError for a name that is no logger's, with the nearest that is."""
+    for name in names:
+        if name not in _OPENERS:
+            nearest = difflib.get_close_matches(name, _OPENERS, n=1)
+            hint = f", such as {nearest[0]!r}" if nearest else ""
+            raise ConfigError(f"run.loggers has {name!r}: use {' or '.join(map(repr, _OPENERS))}{hint}")
+
+
+def open_loggers(run_dir: Path, config: RunConfig) -> list[Logger]:
     """The loggers of `run.loggers`, in that order. `jsonl` is the recorder's own file and adds none.
+
+    One that cannot be had is left out, which is said: a run is not for its loggers' sake. May take seconds.
 
     Raises:
         ConfigError: a name that is none of them.
     """
+    check_loggers(config.run.loggers)
     loggers: list[Logger] = []
-    for name in names:
-        if name not in _FACTORIES:
-            nearest = difflib.get_close_matches(name, _FACTORIES, n=1)
-            hint = f", such as {nearest[0]!r}" if nearest else ""
-            raise ConfigError(f"run.loggers has {name!r}: use {' or '.join(map(repr, _FACTORIES))}{hint}")
-        factory = _FACTORIES[name]
-        if factory is not None:
-            loggers.append(factory())
+    for name in config.run.loggers:
+        if (opener := _OPENERS[name]) is None:
+            continue
+        try:
+            loggers.append(Guarded(name, opener(run_dir, config)))
+        except Exception as error:
+            log.error("logger %s cannot be had, the run goes on without it: %s", name, error)
     return loggers

@@ -11,12 +11,20 @@ from beamline.protocol.config import DataSection, EvalSet, RunConfig
 from beamline.protocol.errors import ConfigError
 
 
-def tokenizer_of(config: RunConfig) -> Callable[[PromptRow], Prompt]:
-    """Renders a row's chat by the model's template. Raises ConfigError: no tokenizer, a refused argument."""
+def load_tokenizer(config: RunConfig) -> ChatTokenizer:
+    """The tokenizer of the run's model. Raises ConfigError where there is none."""
     try:
-        chat = ChatTokenizer.load(config.model.path)
+        return ChatTokenizer.load(config.model.path)
     except ValueError as error:
         raise ConfigError(f"model.path={config.model.path}: {error}") from error
+
+
+def tokenizer_of(config: RunConfig, chat: ChatTokenizer | None = None) -> Callable[[PromptRow], Prompt]:
+    """Renders a row's chat by the model's template, with `chat` or the tokenizer of the run's model.
+
+    Raises ConfigError: no tokenizer; when a row is rendered, an argument that the template refuses.
+    """
+    chat = chat or load_tokenizer(config)
 
     def tokenize(row: PromptRow) -> Prompt:
         try:

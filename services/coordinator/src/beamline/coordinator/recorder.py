@@ -13,6 +13,7 @@ from beamline.coordinator.eval_dumps import Completion, dump_path, write_complet
 from beamline.coordinator.loggers import Logger
 from beamline.coordinator.metrics_file import MetricsFile
 from beamline.coordinator.report.page import write_report
+from beamline.coordinator.samples import SampleFiles
 from beamline.coordinator.summary import (
     EVAL_PREFIX,
     Artifacts,
@@ -26,7 +27,7 @@ from beamline.coordinator.summary import (
 )
 from beamline.protocol.config import RunConfig
 from beamline.protocol.errors import BeamlineError
-from beamline.protocol.messages import EvalResult
+from beamline.protocol.messages import EvalResult, ScoredGroup
 
 
 class Recorder:
@@ -39,6 +40,7 @@ class Recorder:
         config: shown in the summary.
         loggers: told every record after it is on disk.
         versions: library versions by service, for the summary.
+        samples: keeps completions of each step; None keeps none.
         now: Unix time in seconds.
     """
 
@@ -48,12 +50,14 @@ class Recorder:
         config: RunConfig,
         loggers: Sequence[Logger] = (),
         versions: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
+        samples: SampleFiles | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
         self.run_dir = run_dir
         self._config = config
         self._loggers = loggers
         self._versions = versions
+        self._samples = samples
         self._now = now
         self._metrics = MetricsFile(run_dir / "metrics.jsonl")
         self._opened = now()
@@ -73,6 +77,11 @@ class Recorder:
             BeamlineError: as `record_step`.
         """
         self._metrics.log(step, self._now(), _finite(step, values))
+
+    async def keep_samples(self, step: int, groups: Sequence[ScoredGroup]) -> None:
+        """Write completions of a step's groups down, while their blobs are there. What goes wrong is only logged."""
+        if self._samples is not None:
+            await self._samples.keep(step, groups)
 
     def record_eval(self, result: EvalResult, completions: Iterable[Completion | dict[str, Any]]) -> None:
         """Dump the completions of an evaluated data source, then record its values under `eval/<name>/`.
@@ -124,6 +133,11 @@ class Recorder:
         write_summary(self.run_dir / "summary.json", summary)
         write_report(self.run_dir)
         return summary
+
+    def close(self) -> None:
+        """Nothing more comes: let the loggers write what they have. May take seconds."""
+        for logger in self._loggers:
+            logger.close()
 
     def _record(self, step: int, values: Mapping[str, float]) -> None:
         finite, now = _finite(step, values), self._now()

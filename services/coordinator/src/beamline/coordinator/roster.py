@@ -75,6 +75,10 @@ class Roster:
             if heartbeat.service == service and now - at <= HEARTBEAT_DEADLINE_S
         ]
 
+    def heard(self) -> dict[str, float]:
+        """When each worker was last heard of, by the clock of `record_heartbeat`."""
+        return {worker: at for worker, (at, _) in self._last.items()}
+
     def workers(self) -> list[Heartbeat]:
         """The last heartbeat of every worker, by name."""
         return [heartbeat for _, (_, heartbeat) in sorted(self._last.items())]

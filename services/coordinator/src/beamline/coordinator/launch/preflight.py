@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from beamline.coordinator.launch.own_code import check_own_code
-from beamline.coordinator.loggers import make_loggers
+from beamline.coordinator.loggers import check_loggers
 from beamline.models import tiny
 from beamline.models.chat import ChatTokenizer
 from beamline.models.datasets import read_rows
-from beamline.protocol.config import BusSection, DataSection, RunConfig
+from beamline.protocol.config import DataSection, RunConfig
 from beamline.protocol.errors import ConfigError
 from beamline.protocol.layout import check_layout
 
@@ -27,21 +27,23 @@ def check(config: RunConfig) -> None:
     """Raises ConfigError for a model or data that a run with this configuration could not use."""
     check_model(config)
     check_data(config.data)
-    check_port(config.bus)
-    make_loggers(config.run.loggers)
+    if not config.bus.url:
+        check_port("bus.port", config.bus.port)
+    check_port("telemetry.prometheus_port", config.telemetry.prometheus_port)
+    check_loggers(config.run.loggers)
     check_own_code(config)
 
 
-def check_port(bus: BusSection) -> None:
-    """The port of the run's own broker is free."""
-    if bus.url or not bus.port:
+def check_port(key: str, port: int) -> None:
+    """A port of this host that the run serves at is free; 0 is none, or any."""
+    if not port:
         return
     try:
-        with socket.create_server(("127.0.0.1", bus.port)):
+        with socket.create_server(("127.0.0.1", port)):
             pass
     except OSError as error:
         raise ConfigError(
-            f"bus.port={bus.port} cannot be had: {error.strerror}; end what uses it, or leave bus.port out"
+            f"{key}={port} cannot be had: {error.strerror}; end what uses it, or leave {key} out"
         ) from None
 
 
