@@ -1,16 +1,19 @@
 """A view that follows a live run over a real broker, and one of a run that has ended."""
 
 import asyncio
+import fcntl
 from pathlib import Path
 
 import pytest
 
+from beamline.coordinator.launch.run_folder import LOCK_FILE
 from beamline.coordinator.metrics_file import MetricsFile
-from beamline.coordinator.observe.follow import follow_run
+from beamline.coordinator.observe.follow import follow_run, until_set_up
 from beamline.coordinator.observe.view import RunView
 from beamline.protocol import messages as m
 from beamline.protocol.config import RunConfig, RunSection, TrainerSection
 from beamline.protocol.errors import ConfigError
+from beamline.runtime.credentials import Credentials, write_credentials
 from beamline.runtime.deadline import deadline
 from bus_messages import heartbeat, status_reply
 from live_run import live_run
@@ -90,3 +93,16 @@ async def answer(_: m.Message) -> m.Message:
 
 def phase(name: m.PhaseName) -> m.Phase:
     return m.Phase(sequence=1, step=3, phase=name, policy_version=2, granted=True)
+
+
+async def test_a_run_that_is_being_set_up_is_waited_for(tmp_path: Path) -> None:
+    run_dir = tmp_path / CONFIG.run.name
+    run_dir.mkdir()
+    with (run_dir / LOCK_FILE).open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        waiting = asyncio.create_task(until_set_up(run_dir))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        write_credentials(run_dir, "cli", Credentials(url="nats://127.0.0.1:1"))
+        async with deadline(10, "the run to be set up"):
+            await waiting

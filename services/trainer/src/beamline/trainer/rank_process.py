@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import faulthandler
+import logging
 import os
 import signal
 import sys
@@ -28,6 +29,9 @@ from beamline.trainer.threads import num_threads
 if TYPE_CHECKING:
     from beamline.trainer.rank import Rank
 
+log = logging.getLogger("beamline.trainer.rank_process")
+"""Run as a program, this module is called `__main__`."""
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m beamline.trainer.rank_process", description=__doc__)
@@ -38,6 +42,7 @@ def main() -> None:
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
     set_up_logging(f"trainer-rank-{arguments.rank}")
+    log.info("rank %d starts as process %d", arguments.rank, os.getpid())
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # rank 0 drains, and then closes the input
     try:

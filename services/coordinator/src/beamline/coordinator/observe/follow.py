@@ -13,8 +13,13 @@ from beamline.coordinator.observe.view import RunView
 from beamline.protocol.errors import DeadlineExceeded
 from beamline.protocol.messages import Message, Phase, StatusRequest
 from beamline.runtime.bus import Bus
+from beamline.runtime.credentials import credentials_path
+from beamline.runtime.deadline import deadline
 
 ASK_DEADLINE_S = 5.0
+SET_UP_DEADLINE_S = 120.0
+"""A model that is made for the run, and its data, are written first."""
+LOOK_EVERY_S = 0.1
 
 
 async def follow_run(run_dir: Path, view: RunView, changed: Callable[[Message], None]) -> None:
@@ -23,9 +28,11 @@ async def follow_run(run_dir: Path, view: RunView, changed: Callable[[Message], 
     `changed` is called after each message of the bus, with it. A run that has ended already is only recalled.
 
     Raises:
-        ConfigError: a file of the run is damaged, or it has no credentials.
+        ConfigError: a file of the run is damaged.
+        DeadlineExceeded: its launcher did not start its bus.
         BusUnavailable: nobody answers at the run's bus.
     """
+    await until_set_up(run_dir)
     recall(run_dir, view)
     if not in_use(run_dir):
         return
@@ -45,6 +52,13 @@ async def follow_run(run_dir: Path, view: RunView, changed: Callable[[Message], 
         await asyncio.gather(hearing, return_exceptions=True)
         await bus.close()
     recall(run_dir, view)
+
+
+async def until_set_up(run_dir: Path) -> None:
+    """Wait until a live run can be asked: its launcher fills its folder, then starts its broker. Raises as above."""
+    async with deadline(SET_UP_DEADLINE_S, f"the launcher of run {run_dir.name} to start the run's broker"):
+        while in_use(run_dir) and not credentials_path(run_dir, "cli").is_file():
+            await asyncio.sleep(LOOK_EVERY_S)
 
 
 async def hear(bus: Bus, handle: Callable[[Message], Awaitable[None]]) -> None:

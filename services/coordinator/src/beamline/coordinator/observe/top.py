@@ -20,7 +20,7 @@ from beamline.coordinator.launch.progress import Progress, step_line
 from beamline.coordinator.launch.run_folder import in_use
 from beamline.coordinator.launch.status import show_summary
 from beamline.coordinator.observe.flow import stages
-from beamline.coordinator.observe.follow import follow_run
+from beamline.coordinator.observe.follow import follow_run, until_set_up
 from beamline.coordinator.observe.recall import recall
 from beamline.coordinator.observe.top_screen import Screen, clock, end_lines, render
 from beamline.coordinator.observe.view import RunView
@@ -42,6 +42,7 @@ async def top(run_dir: Path, console: Console) -> None:
         BusUnavailable: nobody answers at the run's bus.
     """
     view = RunView()
+    await until_set_up(run_dir)
     recall(run_dir, view)
     if in_use(run_dir):
         is_left = await _follow(run_dir, view, console)
