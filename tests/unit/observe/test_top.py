@@ -63,6 +63,7 @@ def test_everything_is_on_the_screen(width: int, height: int) -> None:
     assert len(lines) <= height and max(map(len, lines)) <= width
     assert re.search(r"demo  step 3/50  generate  policy 2  1:02:03 elapsed  about 0:04:0\d left", lines[0])
     assert re.search(r"^ run .*2/50 steps", text, re.MULTILINE)
+    assert " generate for 4 s, waiting for 12 of 32 groups of step 3 (42 s)" in lines
     assert re.search(r"^ issued .*100 groups", text, re.MULTILINE)
     assert re.search(r"^ sampling .*14 groups, 5 queued", text, re.MULTILINE)
     assert re.search(r"^ scoring .*2 groups, 2 queued", text, re.MULTILINE)

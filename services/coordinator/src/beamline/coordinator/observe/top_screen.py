@@ -47,7 +47,7 @@ class Screen(msgspec.Struct, frozen=True, kw_only=True):
 
 def render(view: RunView, screen: Screen, now: float) -> RenderableType:
     """The whole screen, at most `height` lines of `width` columns; `now` is Unix time in seconds."""
-    head = [_title(view, screen, now), _run_bar(view, screen), *_waiting(view)]
+    head = [_title(view, screen, now), _run_bar(view, screen), *_phase(view, now)]
     groups = _titled("groups", [_stage_bar(stage, screen) for stage in stages(view)])
     last = _titled("last step", _last_step(view)) if screen.height >= LOW else []
     errors = _titled("errors", _errors(view, screen))
@@ -109,10 +109,14 @@ def _bar(name: str, num: float, total: float, text: str, screen: Screen) -> Rend
     return grid
 
 
-def _waiting(view: RunView) -> list[Text]:
-    if not view.waiting_for or view.is_done:
+def _phase(view: RunView, now: float) -> list[Text]:
+    """How long the phase has lasted, and what the coordinator waits for in it."""
+    if view.phase_since is None or view.is_done:
         return []
-    return [_line(Text(f" waiting for {view.waiting_for}", style="dim"))]
+    coordinators = (seen for seen in view.workers.values() if seen.heartbeat.service == "coordinator")
+    waits = next((what_it_waits_for(view, seen, now) for seen in coordinators), "") or view.waiting_for
+    lasted = f" {view.phase} for {max(0.0, now - view.phase_since):.0f} s"
+    return [_line(Text(lasted + (f", waiting for {waits}" if waits else ""), style="dim"))]
 
 
 def _last_step(view: RunView) -> list[Text]:
