@@ -52,7 +52,7 @@ def test_a_group_from_its_prompt_to_the_gradient(demo: Run):
 def test_what_is_not_there_is_said_with_the_nearest(demo: Run):
     runs = str(demo.path.parent)
     for arguments, why in (
-        (("g-999999", "--runs", runs), "no group is called 'g-999999' in run run: the nearest is 'g-000"),
+        (("g-999999", "--runs", runs), "the nearest is 'g-000"),
         (("rum", "--runs", runs), "the nearest is 'run'"),
         (("run", "--runs", runs, "--step", "99"), f"the nearest is {max(demo.steps)}"),
     ):
