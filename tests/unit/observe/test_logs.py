@@ -14,6 +14,7 @@ from beamline.coordinator.launch.run_folder import LOCK_FILE
 from beamline.coordinator.observe.log_print import coloured, print_plain
 from beamline.coordinator.observe.logs import Wanted, show_logs
 from beamline.protocol.errors import ConfigError
+from beamline.runtime.credentials import Credentials, write_credentials
 from beamline.runtime.deadline import deadline
 from beamline.runtime.json_log import LogLine
 
@@ -91,6 +92,7 @@ async def test_a_live_run_is_followed_to_its_end(run_dir: Path) -> None:
         async with deadline(10, "a line of the log"):
             return await shown.get()
 
+    write_credentials(run_dir, "cli", Credentials(url="nats://127.0.0.1:1"))
     with (run_dir / LOCK_FILE).open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         show = show_logs(run_dir, Wanted(), lambda record: shown.put_nowait(record.message), follow=True)

@@ -12,6 +12,7 @@ import msgspec
 
 from beamline.coordinator.launch.run_end import run_end
 from beamline.coordinator.launch.run_folder import in_use
+from beamline.coordinator.observe.follow import until_set_up
 from beamline.coordinator.observe.log_lines import LEVELS, LogReader
 from beamline.protocol.errors import ConfigError
 from beamline.runtime.json_log import LogLine
@@ -99,6 +100,8 @@ class RunLogs:
 
 async def show_logs(run_dir: Path, wanted: Wanted, show: Print, *, follow: bool) -> None:
     """Show what there is and, if it is to be followed, what comes until the run ends. Raises as `RunLogs` does."""
+    if follow:
+        await until_set_up(run_dir)
     logs = RunLogs(run_dir, wanted)
     if follow and in_use(run_dir):
         _show(logs.read(to_end=False), show)
