@@ -2,15 +2,21 @@
 
 import io
 import re
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from beamline.coordinator.metrics_file import MetricsFile
 from beamline.coordinator.observe.flow import stages, under_way
+from beamline.coordinator.observe.top import top
 from beamline.coordinator.observe.top_screen import Screen, clock, render
 from beamline.coordinator.observe.view import RunView
 from beamline.protocol import messages as m
+from beamline.protocol.config import RunConfig
+from beamline.protocol.errors import ConfigError
 from beamline.protocol.metric_schema import find
+from beamline.runtime.run_files import write_config
 
 NOW = 1_000_000.0
 COORDINATOR = {
@@ -113,6 +119,17 @@ def test_a_run_that_has_just_started() -> None:
     lines = shown(RunView(num_steps=5), 80, 24)
     assert re.search(r"demo  step 1/5  start  policy 0", lines[0])
     assert not any("groups" in line for line in lines)
+
+
+async def test_a_run_that_was_ended_or_is_half_gone_is_said_plainly(tmp_path: Path) -> None:
+    output = io.StringIO()
+    with pytest.raises(ConfigError, match=r"config\.json does not exist"):
+        await top(tmp_path, Console(file=output))
+    write_config(tmp_path, RunConfig())
+    MetricsFile(tmp_path / "metrics.jsonl").log(3, NOW, {"timing/step": 2.0})
+    await top(tmp_path, Console(file=output, width=200))
+    num_steps = RunConfig().trainer.num_steps
+    assert output.getvalue() == f"run {tmp_path.name} was ended before its end: 3/{num_steps} steps\n"
 
 
 def test_the_ledger_is_known_by_the_status_too() -> None:
