@@ -4,11 +4,12 @@
 
 Rollout is the real service with `FakeEngine`; the trainer answers by the rules of the ring. BEHAVIOUR: `serve` goes on
 for good; of rollout, `hang` writes responses that the planted grader never ends with, and `keep` never gives its memory
-back; of the trainer, `hoard` fills the blob store at its second step.
+back; of the trainer, `hoard` fills the blob store from its first step on.
 """
 
 import asyncio
 import sys
+from contextlib import suppress
 
 from beamline.protocol import messages as m
 from beamline.protocol.errors import BlobError
@@ -37,6 +38,7 @@ class Trainer(ScriptedTrainer):
 
     manifest: m.BlobRef
     hoards = False
+    hoarding: asyncio.Task[None]
 
     def __init__(self, context: ServiceContext) -> None:
         super().__init__(context.bus, context.worker, Witness(), lambda _: 0, Mishaps())
@@ -51,10 +53,9 @@ class Trainer(ScriptedTrainer):
     async def handle(self, batch: m.Message) -> m.Message:
         assert isinstance(batch, m.TrainBatch)
         await asyncio.sleep(TRAIN_S)
-        if self.hoards and batch.step == 2:
-            await self.fill_the_store()
-        else:
-            await self.export(batch.step)
+        await self.export(batch.step)
+        if self.hoards:
+            self.hoarding = asyncio.create_task(self.fill_the_store())
         return await super().handle(batch)
 
     async def export(self, version: int) -> None:
@@ -62,15 +63,15 @@ class Trainer(ScriptedTrainer):
         self.manifest = await self.context.blobs.put("policy", "weight_manifest", manifest.encode())
 
     async def fill_the_store(self) -> None:
-        """Write until nothing goes in any more, but for the manifest of the policy that comes next."""
-        await self.export(2)
-        for size in (1 << 20, 1 << 16, 1 << 12, 1):
-            full = False
-            while not full:
-                try:
+        """Take all room in large pieces, then every page that comes free."""
+        for size in (1 << 16, 1 << 12, 1):
+            with suppress(BlobError):
+                while True:
                     await self.context.blobs.put("hoard", "trajectories", bytes(size))
-                except BlobError:
-                    full = True
+        while True:
+            with suppress(BlobError):
+                await self.context.blobs.put("hoard", "trajectories", b"x")
+            await asyncio.sleep(0.01)
 
     def update(self, version: int) -> m.PolicyUpdate:
         logprobs = [token_logprob(token, version) for token in CANARY_TOKENS[1:]]

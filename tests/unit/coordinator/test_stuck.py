@@ -138,7 +138,7 @@ def test_a_full_store_comes_before_the_workers_that_die_of_it() -> None:
     diagnosis = diagnose(facts)
     assert causes(diagnosis) == [("store", "/dev/shm/beamline-demo"), ("ended", "rollout-1")]
     assert "1.0 of 64.0 MiB are free" in diagnosis.findings[0].text
-    assert "rollout-1 could not write a blob of 4.0 MiB" in diagnosis.findings[0].text
+    assert "rollout-1 could not write a blob of 4,194,304 bytes" in diagnosis.findings[0].text
     roomy = msgspec.structs.replace(small, free_bytes=32 << 20)
     assert causes(diagnose(msgspec.structs.replace(facts, stores=[roomy]))) == [("ended", "rollout-1")], "that is over"
 

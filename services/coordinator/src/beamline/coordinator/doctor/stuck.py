@@ -13,8 +13,8 @@ from beamline.coordinator.doctor.stuck_facts import Facts, StoreFacts, WorkerFac
 from beamline.protocol.messages import PhaseName, StatusReply, Wait
 from beamline.runtime.process_state import stop_in_words
 
-SILENT_S = 5.0
-"""Two heartbeats and a half."""
+SILENT_S = 6.0
+"""Three heartbeats."""
 START_S = 20.0
 """A process may take so long to its first heartbeat."""
 OVERDUE_SHARE = 0.5
@@ -122,7 +122,7 @@ def _of_stores(facts: Facts) -> Iterator[Finding]:
 
 def _full(store: StoreFacts, needed_bytes: int, witness: WorkerFacts | None) -> Finding:
     free = f"{store.free_bytes / MIB:.1f} of {store.num_bytes / MIB:.1f} MiB are free"
-    need = f"; {witness.name} could not write a blob of {needed_bytes / MIB:.1f} MiB" if witness else ""
+    need = f"; {witness.name} could not write a blob of {needed_bytes:,} bytes" if witness else ""
     mend = (
         "lower rollout.sampling.groups_per_step, or give it more room"
         if store.holds == "blobs"
@@ -216,7 +216,7 @@ def _overdue_text(worker: WorkerFacts, wait: Wait, culprit: WorkerFacts, now: fl
     spent = f"{now - wait.since:.0f} of at most {wait.until - wait.since:.0f} s"
     text = f"{worker.name} has waited {spent} for {wait.what}"
     if culprit is worker or culprit.heartbeat is None:
-        return text
+        return f"{text}, and gives up after that"
     own = [other.what for other in culprit.heartbeat.waits]
     does = f"waits for {', '.join(own[:2])}" if own else "waits for nothing"
     where = f"`kill -USR1 {culprit.pid}` writes to its log where it is" if culprit.pid else "its log may say more"

@@ -17,21 +17,24 @@ def lines(diagnosis: Diagnosis) -> Iterator[str]:
         yield f"run {diagnosis.run} moves: {diagnosis.where}"
     else:
         yield f"run {diagnosis.run}: nothing is found that holds it up, but {diagnosis.where}"
+    shown = set[str]()
     for number, finding in enumerate(diagnosis.findings, start=1):
         yield ""
-        yield from _finding_lines(number, finding)
+        yield f"{number}. {finding.text}"
+        if finding.log and finding.log not in shown:
+            yield from _log_lines(finding)
+        shown.add(finding.log)
     if diagnosis.waits:
         yield ""
         yield "who waits for what:"
         yield from _wait_lines(diagnosis.waits)
 
 
-def _finding_lines(number: int, finding: Finding) -> Iterator[str]:
-    yield f"{number}. {finding.text}"
+def _log_lines(finding: Finding) -> Iterator[str]:
     if finding.last_lines:
         yield f"   its last log lines ({finding.log}):"
         yield from (f"     {line}" for line in finding.last_lines[-NUM_LAST_LINES:])
-    elif finding.log:
+    else:
         yield f"   its log is empty or gone: {finding.log}"
 
 
