@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from benchmarks import graders, packing, r3, weight_figures
+from benchmarks import graders, packing, r3, telemetry, weight_figures
 from benchmarks.figures import Figures, Ring, Side, compare, rows
 from benchmarks.sides import FOLDER, ROOT, Bench, SideFailed
 
@@ -44,7 +44,7 @@ def main() -> int:
         rings, vllms, trls = zip(*rounds, strict=True)
         ring, vllm, trl = Ring.join(rings), Side.join(vllms), Side.join(trls)
         figures, replay, packed = compare(ring, trl, vllm), r3.measure(bench), packing.measure(bench)
-        graded, weights = graders.measure(bench), bench.weights()
+        graded, weights, looked_at = graders.measure(bench), bench.weights(), telemetry.measure(bench)
     except (SideFailed, ValueError) as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1
@@ -53,6 +53,7 @@ def main() -> int:
         **msgspec.to_builtins(packed),
         **msgspec.to_builtins(graded),
         **msgspec.to_builtins(weights),
+        **msgspec.to_builtins(looked_at),
         "machine": machine(),
         "versions": versions(),
         "commands": list(dict.fromkeys(bench.commands)),
@@ -61,7 +62,7 @@ def main() -> int:
     }
     write_atomically(ROOT / SUMMARY, msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
     table = [*rows(figures, ring, trl, vllm), *r3.rows(replay), *packing.rows(packed), *graders.rows(graded)]
-    table += weight_figures.rows(weights)
+    table += [*weight_figures.rows(weights), *telemetry.rows(looked_at)]
     show(table, figures, summary)
     return 0
 

@@ -5,6 +5,8 @@ from contextlib import AbstractAsyncContextManager
 from statistics import median
 from typing import NamedTuple
 
+from opentelemetry import trace
+
 from beamline.protocol.errors import BlobError, DeadlineExceeded, WeightError
 from beamline.protocol.messages import PolicyUpdate
 from beamline.protocol.weights_config import WeightsSection
@@ -13,6 +15,8 @@ from beamline.rollout.readiness import Readiness
 from beamline.runtime.blob_store import BlobStore
 from beamline.runtime.deadline import deadline
 from beamline.weights.manifest import WeightManifest
+
+tracer = trace.get_tracer(__name__)
 
 FAILURES = (WeightError, BlobError, DeadlineExceeded)
 """What keeps a policy from being served. Anything else ends the process."""
@@ -61,6 +65,7 @@ class Activation:
         self._staged: WeightManifest | None = None
         self._served: WeightManifest | None = None
 
+    @tracer.start_as_current_span("transfer")
     async def prepare(self, update: PolicyUpdate) -> int:
         """Have the engine fetch a policy beside the one that is served; returns the bytes.
 
@@ -91,6 +96,7 @@ class Activation:
             raise WeightError(f"policy {version} is served with other weights: a new policy needs a new version")
         self._served = manifest  # its owner may have been started anew: the way back leads there from now on
 
+    @tracer.start_as_current_span("activate")
     async def activate(self, update: PolicyUpdate) -> Activated:
         """Serve the prepared policy if its canary agrees, else the old one again."""
         manifest = self._staged
@@ -140,6 +146,7 @@ class Activation:
         self._readiness.refuse(version)
         return Activated(gap, error)
 
+    @tracer.start_as_current_span("canary")
     async def _canary_gap(self, update: PolicyUpdate) -> float:
         """The largest, or the median, difference between the engine's log-probabilities and the trainer's."""
         canary = update.canary
@@ -162,6 +169,8 @@ class Activation:
     async def _stage(self, manifest: WeightManifest) -> int:
         num_bytes = await self._engine.stage_weights(manifest)
         self._staged = manifest
+        told = {"beamline.policy_version": manifest.policy_version, "beamline.num_bytes": num_bytes}
+        trace.get_current_span().set_attributes(told)
         return num_bytes
 
     def _within(self, waiting_for: str) -> AbstractAsyncContextManager[None]:
