@@ -44,6 +44,7 @@ ENVIRONMENTS = {
     "tests/parity/rollout": "rollout",
     "tests/parity/reference": "reference",
     "tests/doctor": "coordinator",
+    "tests/dashboard": "coordinator",
     "tests/e2e": "coordinator",
 }
 """The longest folder that holds a test file counts. Run in this order: what fails fast comes first."""

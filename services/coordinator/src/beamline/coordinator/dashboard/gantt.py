@@ -132,7 +132,7 @@ def _spec(rows: list[Row], lanes: list[str]) -> Spec:
         "axis": {"labelLimit": 110},
     }
     bars = {
-        "mark": {"type": "bar", "height": {"band": 0.7}, "stroke": "var(--card)", "strokeWidth": 0.7, "minBandSize": 1},
+        "mark": {"type": "bar", "height": {"band": 0.7}, "stroke": "var(--card)", "strokeWidth": 0.4, "minBandSize": 1},
         "encoding": {
             "x": x,
             "x2": {"field": "to"},

@@ -139,8 +139,8 @@ show.troubles = (troubles) => {
 show.sampled = (steps) => {
   const choice = page("sampled");
   const chosen = choice.value;
-  const options = steps.toReversed().map((step) => make("option", { value: step }, String(step)));
-  choice.replaceChildren(make("option", { value: "" }, steps.length ? `newest (${steps.at(-1)})` : "newest"), ...options);
+  const newest = steps.length ? `newest (${steps.at(-1)})` : "newest";
+  choice.replaceChildren(new Option(newest, ""), ...steps.toReversed().map((step) => new Option(step, step)));
   choice.value = chosen;
   choice.disabled = steps.length === 0;
   if (!chosen) showSamples();
@@ -183,7 +183,7 @@ class Chart {
     this.title = make("h3", {}, panel.title);
     this.caption = make("figcaption");
     this.table = make("table", { class: "numeric" }, make("caption", {}, panel.title), make("thead"), make("tbody"));
-    this.data = make("details", {}, make("summary", {}, "Data", make("span", { class: "hidden" }, ` of ${panel.title}`)),
+    this.data = make("details", {}, make("summary", {}, `Data of “${panel.title}”`),
       make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `Data: ${panel.title}` }, this.table));
     this.data.addEventListener("toggle", () => this.list());
     this.figure = make("figure", { "data-chart": key, "data-place": panel.place }, this.title, this.place, this.caption, this.data);
