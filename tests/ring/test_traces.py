@@ -2,39 +2,15 @@
 
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from beamline.coordinator.observe.spans import Span, read_spans
+from span_trees import Traces, check_trees, seconds
 
 SUPPORT = Path(__file__).parents[1] / "support"
 NUM_STEPS, GROUPS_PER_STEP = 4, 48
-PHASES = ("generate", "train", "sync", "report")
 RUN_DEADLINE_S = 60.0
-
-
-class Traces:
-    """Spans of a run, by what is asked of them."""
-
-    def __init__(self, run_dir: Path) -> None:
-        self.spans = list(read_spans(run_dir))
-        self.by_id = {span.span_id: span for span in self.spans}
-
-    def named(self, name: str) -> list[Span]:
-        return [span for span in self.spans if span.name == name]
-
-    def children(self, parent: Span) -> list[Span]:
-        return [span for span in self.spans if span.parent_id == parent.span_id]
-
-    def steps(self) -> dict[int, Span]:
-        return {int(span.attributes["beamline.step"]): span for span in self.named("step")}
-
-    def root_of(self, span: Span) -> Span:
-        while span.parent_id:
-            span = self.by_id[span.parent_id]
-        return span
 
 
 def trace(how: str, run_dir: Path) -> Traces:
@@ -64,23 +40,16 @@ def each(request: pytest.FixtureRequest) -> Traces:
 
 
 def test_one_root_a_step_and_no_orphan(each: Traces):
-    assert len(each.by_id) == len(each.spans), "no span is written twice"
-    roots = Counter(span.name for span in each.spans if not span.parent_id)
-    assert sorted(each.steps()) == [1, 2, 3, 4] and roots["step"] == NUM_STEPS
-    assert set(roots) == {"start", "step", "finish"}
-    trace_ids = Counter(span.trace_id for span in each.spans if not span.parent_id)
-    assert set(trace_ids.values()) == {1}, "one root a trace"
-    for span in each.spans:
-        assert each.root_of(span).trace_id == span.trace_id, span
+    check_trees(each, NUM_STEPS)
+    assert {span.name for span in each.spans if not span.parent_id} == {"start", "step", "finish"}
 
 
 def test_every_phase_is_there_and_they_add_up_to_the_step(calm: Traces):
     for step, root in calm.steps().items():
-        phases = [span for span in calm.children(root) if span.name in ("evaluate", *PHASES)]
-        expected = (["evaluate"] if step in (1, 3) else []) + list(PHASES)
-        assert [span.name for span in sorted(phases, key=lambda span: span.start_ns)] == expected
-        spent = sum(span.end_ns - span.start_ns for span in phases)
-        assert spent == pytest.approx(root.end_ns - root.start_ns, rel=0.05), step
+        phases = calm.phases(root)
+        evaluated = ["evaluate"] if step in (1, 3) else []
+        assert [span.name for span in phases] == [*evaluated, "generate", "train", "sync", "report"]
+        assert seconds(*phases) == pytest.approx(seconds(root), rel=0.05), step
     (finish,) = calm.named("finish")
     assert {"evaluate", "checkpoint"} <= {span.name for span in calm.children(finish)}
 
