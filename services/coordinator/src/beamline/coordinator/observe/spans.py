@@ -92,8 +92,9 @@ class SpanFiles:
         return file.tell()
 
     def _spans_of(self, name: str, line: bytes) -> list[Span]:
+        worker = name.removesuffix(".jsonl")  # a process that it forked calls its instance otherwise
         try:
-            return [span for resource in decode_line(line).resource_spans for span in _spans(resource)]
+            return [span for resource in decode_line(line).resource_spans for span in _spans(resource, worker)]
         except (ProtocolError, ValueError):
             self.num_damaged[name] = self.num_damaged.get(name, 0) + 1
             return []
@@ -116,10 +117,9 @@ def read_spans(run_dir: Path) -> Iterator[Span]:
         log.warning("%s: the last %d bytes are no whole line, and left out", run_dir / "traces", num_bytes)
 
 
-def _spans(resource: ResourceSpans) -> Iterator[Span]:
+def _spans(resource: ResourceSpans, worker: str) -> Iterator[Span]:
     of = plain(resource.resource.attributes)
     service = str(of.get("service.name", "")).removeprefix(SERVICE_PREFIX)
-    worker = str(of.get("service.instance.id", ""))
     for scope in resource.scope_spans:
         for line in scope.spans:
             yield _span(line, service, worker)
