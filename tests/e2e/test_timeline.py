@@ -65,6 +65,8 @@ def test_the_whole_run_in_perfettos_format(demo: Run, tmp_path: Path):
     assert ended.code == 0, ended.output
     timeline = read_timeline(tmp_path / "run.pftrace")
     assert sorted(timeline.processes) == ["coordinator", "reward", "rollout", "trainer"]
+    workers = {each.track.split(".")[1] for each in timeline.slices}
+    assert workers == {"coordinator", "reward", "rollout-0", "trainer"}
     steps = timeline.named("step")
     assert sorted(step.notes["beamline.step"] for step in steps) == sorted(demo.steps)
     for phase in PHASES:
