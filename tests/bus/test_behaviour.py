@@ -4,6 +4,8 @@ import asyncio
 from collections import Counter
 
 import pytest
+from opentelemetry import trace
+from opentelemetry.trace import NonRecordingSpan, SpanContext
 
 from beamline.protocol import messages as m
 from beamline.protocol.errors import DeadlineExceeded, Rejected, Retryable
@@ -187,6 +189,30 @@ async def test_a_late_joiner_gets_the_last_value_and_then_newer_ones_in_order(br
         await all_of_them.wait()
     assert seen[0] == 3
     assert seen == sorted(set(seen))
+
+
+async def test_what_is_followed_goes_on_with_its_senders_trace(broker: Broker, tasks: Tasks) -> None:
+    coordinator, trainer = await broker.client("coordinator"), await broker.client("trainer")
+    seen: dict[int, int] = {}
+    kept, newer = asyncio.Event(), asyncio.Event()
+
+    async def handle(message: m.Phase) -> None:
+        seen[message.sequence] = trace.get_current_span().get_span_context().trace_id
+        (newer if message.sequence == 2 else kept).set()
+
+    async def publish(sequence: int) -> None:
+        sender = SpanContext(trace_id=sequence, span_id=1, is_remote=False)
+        with trace.use_span(NonRecordingSpan(sender)):
+            await coordinator.publish(phase(sequence))
+
+    await publish(1)
+    tasks.start(trainer.follow(m.Phase, handle))
+    async with deadline(5, "the kept phase"):
+        await kept.wait()
+    await publish(2)
+    async with deadline(5, "the next phase"):
+        await newer.wait()
+    assert seen == {1: 1, 2: 2}
 
 
 async def test_plain_messages_reach_subscribers_by_wildcard(broker: Broker, tasks: Tasks) -> None:
