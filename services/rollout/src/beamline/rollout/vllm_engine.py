@@ -31,7 +31,7 @@ from beamline.rollout.continuation import Part, Sample
 from beamline.rollout.engine import Completion, EngineError, MemoryReport, Pause
 from beamline.rollout.late_outputs import FIRST_ARG, NUM_SAMPLED_ARG, SPANS
 from beamline.rollout.stop_texts import EXTRA_ARG
-from beamline.rollout.vllm_settings import engine_args
+from beamline.rollout.vllm_settings import end_deadline_s, engine_args
 from beamline.rollout.weight_check import check_manifest
 from beamline.weights.manifest import WeightManifest
 
@@ -187,7 +187,7 @@ class VllmEngine:
         )
 
     async def close(self) -> None:
-        self._llm.shutdown()
+        self._llm.shutdown(end_deadline_s(self._llm.vllm_config))
         del self._llm
 
     async def _sample(self, sample: Sample) -> Completion:
