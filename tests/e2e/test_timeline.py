@@ -38,7 +38,7 @@ def test_a_group_from_its_prompt_to_the_gradient(demo: Run):
     runs = str(demo.path.parent)
     (assemble,) = (span for span in traced("run", "--runs", runs, "--step", "1")["spans"] if span["name"] == "assemble")
     trained = assemble["links"][0]["attributes"]
-    found = traced(trained["beamline.group_id"], "--runs", runs)
+    found = traced(trained["beamline.group_id"], "--runs", runs, "--run", "run")
     assert (found["run"], found["outcome"], found["step"]) == ("run", "trained", 1)
     spans = {span["name"]: span for span in found["spans"]}
     assert [name for name in ("admit", "bind", *WORK) if name not in spans] == []
