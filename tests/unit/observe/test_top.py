@@ -39,8 +39,9 @@ def live_view(num_rollouts: int = 2) -> RunView:
     """A run in step 3 of 50 that everything is known of."""
     view = RunView(num_steps=50)
     view.apply(m.Phase(sequence=3, step=3, phase=m.PhaseName.GENERATE, policy_version=2, granted=True), NOW - 4)
+    idle = m.Wait(what="an answer from the ring", since=NOW - 50, until=0.0)
     wait = m.Wait(what="12 of 32 groups of step 3", since=NOW - 42, until=NOW + 60, on=["rollout"])
-    view.apply(heartbeat("coordinator", "coordinator", waits=[wait]), NOW - 1)
+    view.apply(heartbeat("coordinator", "coordinator", waits=[idle, wait]), NOW - 1)
     view.apply(heartbeat("trainer", "trainer", m.WorkerState.PAUSED, policy_version=2), NOW - 2)
     view.apply(heartbeat("reward", "reward"), NOW - 1)
     for number in range(num_rollouts):
@@ -119,6 +120,9 @@ def test_a_run_that_has_just_started() -> None:
     lines = shown(RunView(num_steps=5), 80, 24)
     assert re.search(r"demo  step 1/5  start  policy 0", lines[0])
     assert not any("groups" in line for line in lines)
+    view = RunView(num_steps=5)
+    view.apply(m.Metrics(service="coordinator", worker="coordinator", step=0, values={"timing/evaluate": 2.0}), NOW)
+    assert not any("step  0" in line or "step 0" in line for line in shown(view, 80, 24))
 
 
 async def test_a_run_that_was_ended_or_is_half_gone_is_said_plainly(tmp_path: Path) -> None:
@@ -148,6 +152,9 @@ def test_each_phase_has_its_own_measure() -> None:
         measures[str(name)] = f"{stage.num:.0f}/{stage.total:.0f} {stage.name}" if stage else ""
     assert measures["start"] == "5/6 started"
     assert measures["generate"] == measures["evaluate"] == "20/32 scored"
+    assert measures["checkpoint"] == measures["done"] == ""
+    view.apply(m.Phase(sequence=5, step=4, phase=m.PhaseName.GENERATE, policy_version=3, granted=True), NOW + 1)
+    assert under_way(view) is None, "what was told before is of the phase before"
     assert measures["train"] == "3/12 training"
     assert measures["sync"] == "1/2 serving"
 

@@ -78,12 +78,18 @@ def under_way(view: RunView, num_workers: int = 0) -> Stage | None:
             serving = sum(worker.policy_version >= view.policy_version for worker in rollouts)
             return Stage(name="serving", num=serving, total=len(rollouts), unit="workers") if rollouts else None
         case PhaseName.TRAIN:
-            return _named("training", view)
+            return _of_phase("training", view, "progress/micro_batches")
+        case PhaseName.GENERATE | PhaseName.EVALUATE:
+            return _of_phase("scored", view, "progress/needed_groups")
         case _:
-            return _named("scored", view)
+            return None
 
 
-def _named(name: str, view: RunView) -> Stage | None:
+def _of_phase(name: str, view: RunView, gauge: str) -> Stage | None:
+    """A stage whose gauge was told since the phase began: an older one is of the phase before."""
+    began = view.phase_since or 0.0
+    if not any(view.told[worker] >= began for worker in view.gauge(gauge)):
+        return None
     return next((stage for stage in stages(view) if stage.name == name), None)
 
 

@@ -113,15 +113,16 @@ def _phase(view: RunView, now: float) -> list[Text]:
     """How long the phase has lasted, and what the coordinator waits for in it."""
     if view.phase_since is None or view.is_done:
         return []
-    coordinators = (seen for seen in view.workers.values() if seen.heartbeat.service == "coordinator")
-    waits = next((what_it_waits_for(view, seen, now) for seen in coordinators), "") or view.waiting_for
-    lasted = f" {view.phase} for {max(0.0, now - view.phase_since):.0f} s"
+    since = view.phase_since
+    fresh = (w for w in view.workers.values() if w.heartbeat.service == "coordinator" and w.seen >= since)
+    waits = next((what_it_waits_for(view, seen, now) for seen in fresh), "")
+    lasted = f" {view.phase} for {max(0.0, now - since):.0f} s"
     return [_line(Text(lasted + (f", waiting for {waits}" if waits else ""), style="dim"))]
 
 
 def _last_step(view: RunView) -> list[Text]:
     values, rows = view.last_values(), list[Text]()
-    if values:
+    if "timing/step" in values:
         step = max(step for step, known in view.steps.items() if known is values)
         rows.append(_line(Text(f" {step_line(step, view.num_steps, values)}")))
     told = [
@@ -180,12 +181,15 @@ def _worker_row(view: RunView, name: str, now: float) -> dict[str, Text]:
 
 
 def what_it_waits_for(view: RunView, seen: SeenWorker, now: float) -> str:
-    """Why it is left out, else its oldest wait and for how long; empty when it waits for nothing."""
+    """Why it is left out, else its oldest wait and for how long; empty when it waits for nothing.
+
+    A wait that will be given up comes before one for more work, which ends with the run.
+    """
     heartbeat = seen.heartbeat
     if reason := view.left_out.get(heartbeat.worker):
         return f"left out: {reason}"
     if heartbeat.waits:
-        wait = heartbeat.waits[0]
+        wait = next((wait for wait in heartbeat.waits if wait.until), heartbeat.waits[0])
         return f"{wait.what} ({max(0.0, now - wait.since):.0f} s)"
     return heartbeat.waiting_for
 

@@ -70,6 +70,8 @@ class RunView:
         """Workers without which the run goes on, each with the reason."""
         self.gauges: dict[str, dict[str, float]] = {}
         """Live values by worker, under the names of `metric_schema`."""
+        self.told: dict[str, float] = {}
+        """When each worker last told live values, Unix seconds."""
         self.steps: dict[int, dict[str, float]] = {}
         """Values of the newest steps, all services together."""
         self.evaluations: dict[str, EvalResult] = {}
@@ -96,6 +98,7 @@ class RunView:
                 self.workers[message.worker] = SeenWorker(heartbeat=message, seen=now)
             case Metrics() if message.step < 0:
                 self.gauges.setdefault(message.worker, {}).update(message.values)
+                self.told[message.worker] = now
             case Metrics():
                 self._record(message, now)
             case EvalResult():
