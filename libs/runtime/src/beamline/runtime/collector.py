@@ -1,6 +1,7 @@
 """Spans to an OpenTelemetry collector, which may be away: that is said once, and nothing ever waits for it for long."""
 
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from urllib.parse import urlsplit
@@ -19,8 +20,8 @@ log = logging.getLogger(__name__)
 class Collector(SpanExporter):
     """OTLP over gRPC or HTTP. What the collector does not take is lost to it.
 
-    The connection is made with the first batch: gRPC takes a moment to import, and its threads would not survive a
-    fork before that.
+    The connection is made with the first batch, for gRPC takes a moment to import. A process that was forked off, as
+    vLLM's engine is, sends nothing: gRPC does not survive a fork. The file has its spans.
     """
 
     def __init__(
@@ -34,12 +35,13 @@ class Collector(SpanExporter):
         self._protocol = protocol
         self._headers = headers
         self._now = now
+        self._pid = os.getpid()
         self._exporter: SpanExporter | None = None
         self._not_before = 0.0
         self._is_said = False
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        if self._now() < self._not_before:
+        if self._now() < self._not_before or os.getpid() != self._pid:
             return SpanExportResult.FAILURE
         if self._exporter is None:
             self._exporter = _connect(self._endpoint, self._protocol, self._headers)
