@@ -94,7 +94,7 @@ async def beamline(folder: Path, *arguments: str) -> str:
 async def test_a_live_run_is_asked_told_and_followed(tmp_path: Path) -> None:
     process = await launch(tmp_path, "coordinator=follow")
     await read_until(process, "coordinator is ready")
-    following = asyncio.create_task(beamline(tmp_path, "metrics", "trial", "--follow"))
+    following = asyncio.create_task(beamline(tmp_path, "metrics", "trial", "--follow", "--json"))
     shown = await beamline(tmp_path, "status", "trial")
     assert "run trial: step 3/9, train" in shown
     assert "waiting for the trainer" in shown

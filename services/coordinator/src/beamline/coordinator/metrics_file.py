@@ -49,16 +49,33 @@ def read_metrics(path: Path) -> list[MetricsLine]:
     Raises:
         ConfigError: a line that is not a record, with its number.
     """
-    if not path.exists():
-        return []
-    whole, _, _ = path.read_bytes().rpartition(b"\n")
-    lines: list[MetricsLine] = []
-    for number, line in enumerate(whole.splitlines(), start=1):
+    return MetricsTail(path).read()
+
+
+class MetricsTail:
+    """Reads a file as it grows."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._num_bytes = self._num_lines = 0
+
+    def read(self) -> list[MetricsLine]:
+        """The whole lines that were added since the last call. Raises as `read_metrics`."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._num_bytes)
+            whole, end, _ = file.read().rpartition(b"\n")
+        self._num_bytes += len(whole) + len(end)
+        return [self._decode(line) for line in whole.splitlines()]
+
+    def _decode(self, line: bytes) -> MetricsLine:
+        self._num_lines += 1
         try:
-            lines.append(_decoder.decode(line))
+            return _decoder.decode(line)
         except msgspec.DecodeError as error:
-            raise ConfigError(f"{path} line {number} is not a metrics record ({error}): delete that line") from error
-    return lines
+            where = f"{self._path} line {self._num_lines}"
+            raise ConfigError(f"{where} is not a metrics record ({error}): delete that line") from error
 
 
 def _repair(path: Path) -> None:

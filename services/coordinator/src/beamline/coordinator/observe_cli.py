@@ -1,7 +1,6 @@
 """Commands that look at a run: they change nothing in it. Imports as in `cli`."""
 
 import asyncio
-import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -21,17 +20,17 @@ Runs = Annotated[Path, typer.Option("--runs", help="The folder that holds the ru
 def metrics(
     run: RunName,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
+    glob: Annotated[str, typer.Option("--filter", metavar="GLOB", help="Names to show, such as 'timing/*'.")] = "",
+    gauges: Annotated[bool, typer.Option("--gauges", help="Live numbers instead of those of steps.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print all records, one JSON object a line.")] = False,
     runs: Runs = Path("runs"),
 ) -> None:
-    """Print the run's metrics, one JSON object a line."""
+    """Show a run's numbers: the last value of each, or all as they come."""
     from beamline.coordinator.launch.find_run import find_run
-    from beamline.coordinator.launch.follow_metrics import follow_metrics, metrics_file
+    from beamline.coordinator.observe.metric_command import show_metrics
 
-    run_dir = find_run(run, runs)
-    if follow:
-        asyncio.run(follow_metrics(run_dir, sys.stdout.buffer))
-    else:
-        sys.stdout.buffer.write(metrics_file(run_dir).read_bytes())
+    with suppress(KeyboardInterrupt):
+        asyncio.run(show_metrics(find_run(run, runs), glob, live=gauges, follow=follow, json=json))
 
 
 @observe_app.command()
