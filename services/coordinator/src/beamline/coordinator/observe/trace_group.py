@@ -23,6 +23,10 @@ class Outcome(StrEnum):
     OPEN = "on its way"
 
 
+ENDS = {names.FAILED: Outcome.FAILED, names.FILTERED: Outcome.FILTERED, names.STALE: Outcome.STALE}
+"""By the attribute that names such groups; a group that failed may have been bound before."""
+
+
 @dataclass(frozen=True)
 class Stop:
     """One span of the way."""
@@ -61,17 +65,20 @@ class GroupSearch:
         """The group's way; None where the traces do not name it."""
         found: list[Span] = []
         steps: dict[str, int] = {}
+        updated: set[int] = set()
         has_finished = False
         for span in self._read():
             if (step := names.step_of(span)) is not None and not span.parent_id:
                 steps[span.trace_id] = step
+            if step is not None and span.name == names.UPDATE:
+                updated.add(step)
             has_finished |= span.name == names.FINISH
             self.group_ids |= {own} if (own := names.group_of(span)) else set()
             if group_id in names.named_groups(span):
                 found.append(span)
         if not found:
             return None
-        outcome, step = _outcome(group_id, found, steps, has_finished)
+        outcome, step = _outcome(group_id, found, steps, updated, has_finished)
         if outcome is Outcome.TRAINED:
             found += self._training(group_id, found)
         stops = [Stop(span, steps.get(span.trace_id)) for span in sorted(found, key=_key)]
@@ -110,20 +117,27 @@ def _key(span: Span) -> tuple[int, int]:
     return span.start_ns, -span.end_ns
 
 
-def _outcome(group_id: str, found: list[Span], steps: dict[str, int], has_finished: bool) -> tuple[Outcome, int | None]:
-    for which, outcome in (
-        (names.FAILED, Outcome.FAILED),
-        (names.FILTERED, Outcome.FILTERED),
-        (names.STALE, Outcome.STALE),
-    ):
+def _outcome(
+    group_id: str, found: list[Span], steps: dict[str, int], updated: set[int], has_finished: bool
+) -> tuple[Outcome, int | None]:
+    """How the group ended, and the step of that.
+
+    Args:
+        found: spans that name the group.
+        steps: number by trace.
+        updated: steps whose update was taken.
+        has_finished: whether the run came to its end.
+    """
+    for which, outcome in ENDS.items():
         for span in found:
             if group_id in names.groups_in(span, which):
                 return outcome, names.step_of(span)
     if any(span.name == names.GROUP_FAILED and span.attributes.get(names.IS_FINAL) for span in found):
         return Outcome.FAILED, None
-    trained = [span for span in found if span.name in TRAINING and not span.error]
-    if trained:
-        return Outcome.TRAINED, steps.get(trained[-1].trace_id)
+    bound = {names.step_of(span) for span in found if group_id in names.groups_in(span, names.GROUP_IDS)}
+    trained = [steps.get(span.trace_id) for span in found if span.name in TRAINING and not span.error]
+    if trained or bound & updated:
+        return Outcome.TRAINED, trained[-1] if trained else max(bound & updated)
     if not any(span.name == names.ADMIT for span in found) and any(span.name == names.SCORE_GROUP for span in found):
         return Outcome.EVALUATED, None
     return (Outcome.STALE, None) if has_finished else (Outcome.OPEN, None)

@@ -44,7 +44,7 @@ def _rows(trace: StepTrace, node: Node, on_path: set[str], depth: int) -> Iterat
         MARK if span.span_id in on_path else "",
         "  " * depth + name,
         where(span),
-        f"+{_seconds(span.start_ns - whole.start_ns)}",
+        f"{(span.start_ns - whole.start_ns) / NS:+.3f} s",
         _seconds(num_ns),
         _share(num_ns, trace),
     )
