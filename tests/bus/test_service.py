@@ -106,6 +106,21 @@ async def test_what_it_logs_bears_the_step_and_the_span_of_its_work(nats: NatsBr
     assert line.span_id != trace.format_span_id(span.get_span_context().span_id), "the handler has a span of its own"
 
 
+async def test_live_numbers_come_with_each_heartbeat(nats: NatsBroker, run_dir: Path, tasks: Tasks) -> None:
+    coordinator, heard = await nats.client("coordinator"), Listener()
+    for subject in (SUBJECTS.heartbeat(), SUBJECTS.metrics("reward")):
+        tasks.start(coordinator.subscribe(subject, heard))
+    process = await start("--run-dir", str(run_dir), "--worker", "reward-0")
+    messages = [await heard.next("heartbeats and live numbers") for _ in range(4)]
+    process.terminate()
+    beats = [message for message in messages if isinstance(message, m.Heartbeat)]
+    live = [message for message in messages if isinstance(message, m.Metrics)]
+    assert [message.step for message in live] == [-1, -1]
+    assert [message.values["resources/rss_bytes/reward-0"] for message in live] == [b.rss_bytes for b in beats]
+    assert live[-1].values["workers/policy_version/reward-0"] == 7
+    assert (await end_of(process))[0] == 0
+
+
 async def test_that_it_has_started_is_told_at_once(nats: NatsBroker, run_dir: Path, tasks: Tasks) -> None:
     coordinator = await nats.client("coordinator")
     beats = Listener()

@@ -1,4 +1,4 @@
-"""What a coordinator tells live, of a ring that runs to its end."""
+"""What a coordinator tells live, and when services tell of a step, in a ring that runs to its end."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,7 +8,8 @@ import msgspec
 
 from beamline.coordinator.gauges import CoordinatorGauges
 from beamline.protocol.config import RunConfig
-from beamline.protocol.messages import PhaseName
+from beamline.protocol.messages import Message, Metrics, Phase, PhaseName
+from beamline.runtime.step_metrics import StepMetrics
 from ring_run import NUM_STEPS, Ring, check
 
 GROUPS_PER_STEP = 4
@@ -28,6 +29,8 @@ class Watched(Ring):
     def __init__(self, run_dir: Path) -> None:
         super().__init__(3, run_dir, config=CONFIG, num_kills=0)
         self.seen: list[tuple[PhaseName, dict[str, float]]] = []
+        self.told: list[Metrics] = []
+        self.steps = StepMetrics("reward", "reward-0", self.bus.publish, lambda: {"grading/groups/reward-0": 1.0})
 
     async def coordinate(self) -> None:
         watching: list[asyncio.Task[None]] = []
@@ -44,7 +47,13 @@ class Watched(Ring):
         gauges = CoordinatorGauges(self.core, self.evaluator)
         async with asyncio.TaskGroup() as group:
             group.create_task(gauges.look())
+            group.create_task(self.bus.subscribe(self.bus.subjects.metrics(), self.hear))
+            group.create_task(self.bus.follow(Phase, self.steps.on_phase))
             group.create_task(self.core.pulse.until(lambda: self.seen.append((self.lease.phase, gauges.read()))))
+
+    async def hear(self, message: Message) -> None:
+        assert isinstance(message, Metrics)
+        self.told.append(message)
 
 
 def test_progress_ledger_queues_and_blobs_are_told(tmp_path: Path, is_documented: Callable[[str], bool]) -> None:
@@ -66,3 +75,6 @@ def test_progress_ledger_queues_and_blobs_are_told(tmp_path: Path, is_documented
     last = values[-1]
     assert {"queue/pending/rollout", "queue/unacked/reward", "blobs/used_bytes"} <= last.keys()
     assert last["workers/silent_s/reward-0"] >= 0
+    of_steps = {service: [t.step for t in ring.told if t.service == service] for service in ("coordinator", "reward")}
+    assert of_steps["coordinator"] == list(range(1, NUM_STEPS + 1))
+    assert of_steps["reward"] == list(range(NUM_STEPS + 1)), "the evaluation before the first step is told as step 0"
