@@ -134,10 +134,11 @@ def _outcome(
                 return outcome, names.step_of(span)
     if any(span.name == names.GROUP_FAILED and span.attributes.get(names.IS_FINAL) for span in found):
         return Outcome.FAILED, None
-    bound = {names.step_of(span) for span in found if group_id in names.groups_in(span, names.GROUP_IDS)}
+    bound = [names.step_of(span) for span in found if group_id in names.groups_in(span, names.GROUP_IDS)]
+    taken = [step for step in bound if step in updated]
     trained = [steps.get(span.trace_id) for span in found if span.name in TRAINING and not span.error]
-    if trained or bound & updated:
-        return Outcome.TRAINED, trained[-1] if trained else max(bound & updated)
+    if trained or taken:
+        return Outcome.TRAINED, (trained or taken)[-1]
     if not any(span.name == names.ADMIT for span in found) and any(span.name == names.SCORE_GROUP for span in found):
         return Outcome.EVALUATED, None
     return (Outcome.STALE, None) if has_finished else (Outcome.OPEN, None)
