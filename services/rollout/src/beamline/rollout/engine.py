@@ -12,6 +12,7 @@ import msgspec
 from beamline.protocol.blobs import VersionSpan
 from beamline.protocol.errors import BeamlineError
 from beamline.protocol.messages import FinishReason, PromptGroup
+from beamline.rollout.engine_meter import EngineMeter
 
 if TYPE_CHECKING:
     import numpy as np
@@ -69,6 +70,9 @@ class Sampler(Protocol):
 
 class Engine(Protocol):
     """Samples from one policy at a time. Calls may overlap, those that change the policy among them."""
+
+    meter: EngineMeter
+    """What it does, kept up to date."""
 
     async def generate(self, group: PromptGroup, stop: asyncio.Event | None = None) -> list[Completion]:
         """Sample the prompt once a seed, in the order of the seeds, each up to an end token, a stop text or the limit.

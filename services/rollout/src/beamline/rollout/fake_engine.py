@@ -15,6 +15,7 @@ from beamline.protocol.blobs import VersionSpan
 from beamline.protocol.errors import Rejected, WeightError
 from beamline.protocol.messages import FinishReason, PromptGroup
 from beamline.rollout.engine import Completion, MemoryReport, Pause
+from beamline.rollout.engine_meter import EngineMeter
 from beamline.weights.manifest import WeightManifest
 
 END_TOKEN = 2
@@ -64,6 +65,7 @@ class FakeEngine:
         shape: RoutingShape | None = None,
         spoil: Callable[[np.ndarray], np.ndarray | None] = lambda ids_RLK: ids_RLK,
     ) -> None:
+        self.meter = EngineMeter()
         self._max_model_tokens = max_model_tokens
         self.damaged = damaged
         self.drifted = drifted
@@ -96,11 +98,13 @@ class FakeEngine:
             raise Rejected("prompt_too_long", f"{num_tokens} tokens do not fit {self._max_model_tokens}")
         await self._admits.wait()
         self._num_under_way += 1
+        self.meter.num_running += len(group.seeds)
         self._idle.clear()
         try:
             return list(await asyncio.gather(*(self._sample(group, seed, stop) for seed in group.seeds)))
         finally:
             self._num_under_way -= 1
+            self.meter.num_running -= len(group.seeds)
             if not self._num_under_way:
                 self._idle.set()
 
@@ -166,6 +170,8 @@ class FakeEngine:
         while len(tokens) < length and await self._goes_on(stop or asyncio.Event(), cut_off):
             tokens.append(rng.randrange(FIRST_WORD, VOCABULARY_SIZE))
             versions.append(self.policy_version)
+        self.meter.num_prompt_tokens += len(group.prompt_tokens)
+        self.meter.num_generated_tokens += len(tokens)
         reason = FinishReason.LENGTH if length == group.sampling.max_tokens else FinishReason.STOP
         if len(tokens) < length:
             reason = FinishReason.ABORT

@@ -12,10 +12,12 @@ from beamline.protocol.environment_config import EnvironmentSection
 from beamline.protocol.messages import Fence, Phase, PolicyUpdate
 from beamline.rollout import checkpoint, environment
 from beamline.rollout.engine import Engine, Sampler
+from beamline.rollout.metered import MeteredSampler
 from beamline.rollout.readiness import Readiness
 from beamline.rollout.worker import RolloutWorker
 from beamline.runtime.heavy_import import import_heavy
 from beamline.runtime.service import ServiceContext
+from beamline.runtime.step_metrics import StepMetrics
 
 if TYPE_CHECKING:
     from beamline.rollout.policy_sync import PolicySync
@@ -46,12 +48,15 @@ async def serve(context: ServiceContext, engine: Engine, sampler: Sampler) -> No
     """Sample groups, follow policies and phases, until the service is asked to drain. Raises EngineError."""
     config = context.config
     readiness = Readiness(context.status)
+    metered = MeteredSampler(context.worker, sampler, engine.meter)
+    steps = StepMetrics("rollout", context.worker, context.bus.publish, metered.take)
+    context.gauges.append(metered.gauges)
     policies = follow_policies(context, engine, readiness)
     worker = RolloutWorker(
         worker=context.worker,
         incarnation=context.incarnation,
         engine=engine,
-        sampler=sampler,
+        sampler=metered,
         blobs=context.blobs,
         publish=context.bus.publish,
         readiness=readiness,
@@ -64,6 +69,7 @@ async def serve(context: ServiceContext, engine: Engine, sampler: Sampler) -> No
         context.bus.follow(PolicyUpdate, policies.on_update),
         context.bus.follow(Fence, policies.on_fence),
         context.bus.follow(Phase, worker.on_phase),
+        context.bus.follow(Phase, steps.on_phase),
         context.bus.work(
             "rollout",
             worker.handle,

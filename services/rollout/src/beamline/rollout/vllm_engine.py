@@ -32,6 +32,7 @@ from beamline.rollout.engine import Completion, EngineError, MemoryReport, Pause
 from beamline.rollout.late_outputs import FIRST_ARG, NUM_SAMPLED_ARG, SPANS
 from beamline.rollout.stop_texts import EXTRA_ARG
 from beamline.rollout.vllm_settings import end_deadline_s, engine_args
+from beamline.rollout.vllm_stats import measure
 from beamline.rollout.weight_check import check_manifest
 from beamline.weights.manifest import WeightManifest
 
@@ -50,7 +51,7 @@ class VllmEngine:
     """
 
     def __init__(self, llm: AsyncLLM, model_path: Path) -> None:
-        self._llm = llm
+        self._llm, self.meter = llm, measure(llm)
         self._shapes = checkpoint.tensor_shapes(model_path)
         self._tokenizer = Tokenizer.from_file(str(checkpoint.tokenizer_file(model_path)))
         self._end_tokens = checkpoint.end_tokens(model_path)
@@ -92,7 +93,7 @@ class VllmEngine:
         vllm_config = engine_args(model_path, dtype, max_model_tokens, config, settings).create_engine_config()
         if current_platform.is_cpu():
             environment.start_engine_by_fork()
-        return cls(AsyncLLM.from_vllm_config(vllm_config, disable_log_stats=True), model_path)
+        return cls(AsyncLLM.from_vllm_config(vllm_config, disable_log_stats=False), model_path)
 
     async def generate(self, group: PromptGroup, stop: asyncio.Event | None = None) -> list[Completion]:
         num_tokens = len(group.prompt_tokens) + group.sampling.max_tokens
@@ -253,6 +254,7 @@ class VllmEngine:
 
     async def _request(self, tokens: Sequence[int], params: SamplingParams, name: str) -> RequestOutput:
         """The final output of one request. Cancelling it drops the request. Raises EngineError."""
+        self.meter.num_prompt_tokens += len(tokens)
         final = None
         try:
             async for output in self._llm.generate(tokens_input(list(tokens)), params, name):

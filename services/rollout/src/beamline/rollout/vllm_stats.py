@@ -10,7 +10,8 @@ from beamline.rollout.engine_meter import EngineMeter
 def measure(llm: AsyncLLM) -> EngineMeter:
     """Have the engine's statistics written into a meter, and nowhere else: vLLM's own loggers cost more than that.
 
-    The engine must have been made with statistics.
+    The engine must have been made with statistics. What vLLM reads off outputs is not used, but for their tokens: they
+    come late and put together. Prompt tokens are for whoever makes the requests to count.
     """
     meter = EngineMeter()
     assert llm.logger_manager is not None, "made without statistics"
@@ -36,10 +37,9 @@ class _Recorder(AggregateStatLoggerBase):
             meter.fill(scheduler_stats.kv_cache_usage)
             meter.num_looked_up += scheduler_stats.prefix_cache_stats.queries
             meter.num_hits += scheduler_stats.prefix_cache_stats.hits
+            meter.num_preemptions += scheduler_stats.prefix_cache_stats.preempted_requests
         if iteration_stats is not None:
-            meter.num_prompt_tokens += iteration_stats.num_prompt_tokens
             meter.num_generated_tokens += iteration_stats.num_generation_tokens
-            meter.num_preemptions += iteration_stats.num_preempted_reqs
 
     def log_engine_initialized(self) -> None:
         """Nothing to say."""
