@@ -1,11 +1,13 @@
 """The demo's recipe with the real engines: tiny Beam learns, the numbers agree, and the folder tells the story."""
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from beamline.coordinator.samples import read_samples, samples_path
 from beamline.coordinator.summary import Summary
 from real_runs import DEMO_STEPS, Run, beamline
 
@@ -64,6 +66,43 @@ def test_every_metric_is_documented(run: Run, is_documented):
     for evaluation in run.summary["evaluations"]:
         names |= {f"eval/{evaluation['name']}/{metric}" for metric in evaluation["values"]}
     assert sorted(name for name in names if not is_documented(name)) == []
+
+
+def test_every_service_tells_of_every_step_once_and_of_itself_live(run: Run, is_documented):
+    assert sorted({name for message in run.heard for name in message.values if not is_documented(name)}) == []
+    told = Counter((message.worker, message.step) for message in run.heard if message.step > 0)
+    workers = ("coordinator", "trainer", "reward", "rollout-0")
+    assert told == Counter({(worker, step): 1 for worker in workers for step in range(1, NUM_STEPS + 1)})
+    for message in run.heard:
+        if message.step > 0:
+            assert message.values.items() <= run.steps[message.step].items(), (message.worker, message.step)
+    last = {message.worker: message.values for message in run.heard if message.step < 0}
+    assert {"engine/running/rollout-0", "workers/policy_version/rollout-0"} <= last["rollout-0"].keys()
+    assert {"grading/running/reward", "resources/rss_bytes/reward"} <= last["reward"].keys()
+    assert "progress/micro_batches" in last["trainer"]
+    assert {"queue/pending/rollout", "blobs/free_bytes", "ledger/issued"} <= last["coordinator"].keys()
+    lines = [json.loads(line) for line in (run.path / "gauges.jsonl").read_text().splitlines()]
+    assert {line["worker"] for line in lines} == set(workers)
+
+
+def test_the_engine_and_the_graders_count_what_the_ledger_has(run: Run):
+    """Every group of the run was sampled and graded once, in one step or another; evaluations come on top."""
+    problems = sum(e["values"]["num_problems"] for e in run.summary["evaluations"])
+    ledger = run.summary["ledger"]
+    all_steps = {step["step"]: step["values"] for step in run.summary["steps"]}.values()
+    for name in ("engine/groups/rollout-0", "grading/groups/reward"):
+        assert sum(values.get(name, 0) for values in all_steps) == ledger["issued"] + problems, name
+    assert all(values["engine/tokens_per_s/rollout-0"] > 0 for values in run.steps.values())
+    assert all(0 < values["engine/kv_cache_peak/rollout-0"] <= 1 for values in run.steps.values())
+    assert all(0 <= values["engine/prefix_hits/rollout-0"] < 1 for values in run.steps.values())
+
+
+def test_completions_of_every_step_are_kept(run: Run):
+    for step in range(1, NUM_STEPS + 1):
+        groups = read_samples(samples_path(run.path / "samples", step))
+        assert len(groups) == 4 and all("<|im_start|>" in group.prompt for group in groups)
+        assert all(one.text and one.reward is not None for group in groups for one in group.completions)
+        assert {one.policy_version for group in groups for one in group.completions} == {step - 1}
 
 
 def test_the_last_lines_say_where_everything_is(run: Run):
