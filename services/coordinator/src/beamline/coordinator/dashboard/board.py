@@ -10,9 +10,11 @@ from beamline.coordinator.dashboard.gantt import gantt_chart
 from beamline.coordinator.dashboard.run_files import RunFiles
 from beamline.coordinator.observe.view import RunView
 from beamline.coordinator.report.vega import Chart, Row
+from beamline.coordinator.summary import Summary
 
 type Change = dict[str, Any]
-"""`panels`: the new ones by name, None for one that is gone. `rows`: by chart, `keep` of the old and then these."""
+"""`panels`: the new ones by name, None for one that is gone. `rows`: by chart, how to make the new ones of the old:
+leave out the first `drop`, take `keep`, then add `rows`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +38,7 @@ def draw(files: RunFiles, view: RunView | None, notes: Sequence[str], news: set[
         before: the board that was drawn last; what cannot have changed is taken from it.
     """
     summary = files.summary()
+    charts = _draw_charts(files, summary, news, before)
     lists = {
         "header": panels.header(summary, view, files.num_steps),
         "figures": panels.figures(summary),
@@ -49,17 +52,7 @@ def draw(files: RunFiles, view: RunView | None, notes: Sequence[str], news: set[
     }
     if lists["sampled"] is None or "samples" in news:
         lists["sampled"] = files.sampled_steps()
-    charts = {name: panel for name, panel in before.panels.items() if name.startswith(CHART)}
-    rows = dict(before.rows)
-    if not charts or news & {"metrics", "summary", "life"}:
-        timeline = charts.get(CHART + "gantt")
-        charts = {CHART + "gantt": timeline} if timeline else {}
-        rows = {"gantt": rows["gantt"]} if "gantt" in rows else {}
-        for section, chart in line_charts(summary):
-            _place(chart, section, charts, rows)
-    if "spans" in news and (chart := gantt_chart(files.spans.traces())) is not None:
-        _place(chart, "timeline", charts, rows)
-    return Board(panels={**lists, **charts}, rows=rows)
+    return Board(panels={**lists, **charts.panels}, rows=charts.rows)
 
 
 def change(old: Board, new: Board) -> Change:
@@ -70,25 +63,44 @@ def change(old: Board, new: Board) -> Change:
     for key, found in new.rows.items():
         known = old.rows.get(key, [])
         if known != found:
-            keep = _num_alike(known, found)
-            rows[key] = {"keep": keep, "rows": found[keep:]}
+            drop = known.index(found[0]) if found and found[0] in known else 0
+            keep = _num_alike(known[drop:], found)
+            rows[key] = {"drop": drop, "keep": keep, "rows": found[keep:]}
     return {name: part for name, part in (("panels", changed | gone), ("rows", rows)) if part}
 
 
 CHART = "chart/"
 """Begins the name of a panel that is a chart, its key follows."""
+TIMELINE = "gantt"
+CAPTIONS = "captions"
+"""Of all charts, by key: they change where a chart does not."""
 
 
-def _place(chart: Chart, section: str, charts: dict[str, Any], rows: dict[str, list[Row]]) -> None:
-    spec = {**chart.spec, "data": {"name": "rows"}}
-    charts[CHART + chart.key] = {
+def _draw_charts(files: RunFiles, summary: Summary, news: set[str], before: Board) -> Board:
+    """The panels and rows of the charts alone."""
+    panels = {name: panel for name, panel in before.panels.items() if name.startswith(CHART)}
+    panels[CAPTIONS] = dict(before.panels.get(CAPTIONS, {}))
+    board = Board(panels=panels, rows=dict(before.rows))
+    if before is EMPTY or news & {"metrics", "summary", "life"}:
+        found = list(line_charts(summary))
+        for key in board.rows.keys() - {chart.key for _, chart in found} - {TIMELINE}:
+            del board.rows[key], board.panels[CHART + key], board.panels[CAPTIONS][key]
+        for place, (section, chart) in enumerate(found):
+            _place(chart, section, place, board)
+    if "spans" in news and (chart := gantt_chart(files.spans.traces())) is not None:
+        _place(chart, "timeline", 0, board)
+    return board
+
+
+def _place(chart: Chart, section: str, place: int, board: Board) -> None:
+    board.panels[CHART + chart.key] = {
         "section": section,
-        "place": len(charts),
+        "place": place,
         "title": chart.title,
-        "caption": chart.caption,
-        "spec": spec,
+        "spec": {**chart.spec, "data": {"name": "rows"}},
     }
-    rows[chart.key] = chart.spec["data"]["values"]
+    board.panels[CAPTIONS][chart.key] = chart.caption
+    board.rows[chart.key] = chart.spec["data"]["values"]
 
 
 def _num_alike(old: list[Row], new: list[Row]) -> int:

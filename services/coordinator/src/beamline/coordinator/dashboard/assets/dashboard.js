@@ -197,15 +197,14 @@ class Chart {
   }
 
   tell(panel) {
-    say(this.caption, panel.caption);
     const spec = JSON.stringify(panel.spec);
     if (spec !== this.spec) this.view = null;
     this.spec = spec;
     this.isOld = true;
   }
 
-  add({ keep, rows }) {
-    this.rows = [...this.rows.slice(0, keep), ...rows];
+  add({ drop, keep, rows }) {
+    this.rows = [...this.rows.slice(drop, drop + keep), ...rows];
     this.isOld = true;
   }
 
@@ -256,6 +255,7 @@ function take({ now, first, panels = {}, rows = {} }) {
       charts.get(key).tell(panel);
     }
   }
+  for (const [key, caption] of Object.entries(told.captions ?? {})) say(charts.get(key).caption, caption);
   for (const [key, part] of Object.entries(rows)) charts.get(key)?.add(part);
   drawAll();
   tick();
