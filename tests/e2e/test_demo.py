@@ -106,7 +106,7 @@ def test_completions_of_every_step_are_kept(run: Run):
 
 
 def test_the_last_lines_say_where_everything_is(run: Run):
-    for name in ("summary.json", "report.html", "metrics.jsonl", "logs", "checkpoints"):
+    for name in ("summary.json", "report.html", "metrics.jsonl", "logs", "traces", "checkpoints"):
         path = run.path / name
         assert path.exists() and str(path) in run.output, name
 

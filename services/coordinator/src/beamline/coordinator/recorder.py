@@ -151,6 +151,7 @@ class Recorder:
             logs=str(self.run_dir / "logs"),
             checkpoint=checkpoint,
             evals=str(self.run_dir / "evals"),
+            traces=str(self.run_dir / "traces") if self._config.telemetry.traces else "",
         )
 
 

@@ -56,6 +56,8 @@ class Artifacts(_Record, frozen=True, kw_only=True):
     logs: str
     checkpoint: str
     evals: str
+    traces: str = ""
+    """Empty where none were kept."""
 
 
 class Summary(_Record, frozen=True, kw_only=True):

@@ -24,6 +24,8 @@ async def _why_away(endpoint: str) -> str:
             _, writer = await asyncio.open_connection(url.hostname, url.port or _DEFAULT_PORTS[url.scheme])
     except TimeoutError:
         return f"no connection within {CONNECT_S:g} s"
+    except ConnectionRefusedError:
+        return "nobody listens there"
     except (OSError, ValueError) as error:
         return str(error)
     writer.close()

@@ -66,6 +66,7 @@ def artifact_lines(run_dir: Path, summary: Summary) -> list[str]:
         ("report", artifacts.report),
         ("metrics", artifacts.metrics),
         ("logs", artifacts.logs),
+        ("traces", artifacts.traces),
         ("checkpoint", artifacts.checkpoint),
     ]
     return [f"  {name:<11}{_from_here(path)}" for name, path in paths if path]
