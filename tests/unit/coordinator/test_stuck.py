@@ -103,7 +103,7 @@ def test_a_stopped_child_is_named_as_one() -> None:
     core = ProcessState(pid=99, state=STOPPED, name="EngineCore", command="")
     frozen = msgspec.structs.replace(ROLLOUT_1, stopped=[core])
     (finding,) = diagnose(with_workers(frozen)).findings
-    assert "EngineCore, which it started, process 99 is stopped" in finding.text
+    assert finding.text.startswith("rollout-1: EngineCore, which it started, process 99 is stopped")
 
 
 def test_a_broker_that_is_away_explains_every_silence() -> None:

@@ -27,6 +27,7 @@ from beamline.protocol.messages import Heartbeat, ServiceFailed, Wait, WorkerSta
 from beamline.protocol.subjects import Subjects
 from beamline.runtime.blob_store import BlobStore
 from beamline.runtime.bus import Bus
+from beamline.runtime.process_state import process_tree
 from beamline.runtime.run_files import read_config
 from beamline.runtime.step_metrics import Gauges, live_metrics
 from beamline.runtime.waits import WAITS
@@ -253,7 +254,7 @@ async def _until_next_beat(told: WorkerState, status: WorkerStatus) -> None:
 
 def rss_bytes() -> int:
     """Resident memory of this process and of all that it started; pages that they share count for each."""
-    return sum(_rss_bytes(pid) for pid in _process_tree(os.getpid()))
+    return sum(_rss_bytes(pid) for pid in process_tree(os.getpid()))
 
 
 def _rss_bytes(pid: int) -> int:
@@ -261,15 +262,6 @@ def _rss_bytes(pid: int) -> int:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:  # it has ended meanwhile
         return 0
-
-
-def _process_tree(pid: int) -> list[int]:
-    tree = [pid]
-    for parent in tree:
-        for children in Path(f"/proc/{parent}/task").glob("*/children"):
-            with suppress(OSError):
-                tree += map(int, children.read_text().split())
-    return tree
 
 
 def _listen_to_signals(context: ServiceContext) -> None:

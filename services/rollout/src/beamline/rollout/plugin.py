@@ -1,10 +1,14 @@
 """Entry point of vLLM's `vllm.general_plugins`: vLLM calls `register` in every process that it starts."""
 
+import faulthandler
+import signal
+
 BEAM_ARCHITECTURE = "BeamForCausalLM"
 
 
 def register() -> None:
     """Teach vLLM Beam's configuration and model and our loader, mend its CPU engine, quicken its norms. Idempotent."""
+    faulthandler.register(signal.SIGUSR1)  # a silent worker is asked for the stacks of its engine too
     from vllm import ModelRegistry
 
     from beamline.models.beam_config import register as register_config

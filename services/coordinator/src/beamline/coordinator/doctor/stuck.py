@@ -13,8 +13,8 @@ from beamline.coordinator.doctor.stuck_facts import Facts, StoreFacts, WorkerFac
 from beamline.protocol.messages import PhaseName, StatusReply, Wait
 from beamline.runtime.process_state import stop_in_words
 
-SILENT_S = 6.0
-"""Three heartbeats."""
+LATE_S, SILENT_S = 4.0, 6.0
+"""Two and three times the interval of heartbeats."""
 START_S = 20.0
 """A process may take so long to its first heartbeat."""
 OVERDUE_SHARE = 0.5
@@ -230,6 +230,8 @@ def _finding(cause: str, worker: WorkerFacts, text: str) -> Finding:
 def _silence(worker: WorkerFacts) -> str:
     if worker.silence_s is None:
         return " has never been heard" if worker.heartbeat is None else ""
+    if worker.silence_s < LATE_S:
+        return ""
     return f" has not sent a heartbeat for {worker.silence_s:.0f} s"
 
 

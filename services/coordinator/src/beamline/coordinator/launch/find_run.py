@@ -14,6 +14,9 @@ def find_run(run: str, runs: Path = RUNS) -> Path:
     for path in (runs / run, Path(run)):
         if (path / LOCK_FILE).is_file():
             return path.resolve()
+    for path in (runs / run, Path(run)):
+        if (path / "config.json").is_file():
+            raise ConfigError(f"{path} was a run's folder, but its {LOCK_FILE} is gone: nobody can tell how it stands")
     names = sorted(path.parent.name for path in runs.glob(f"*/{LOCK_FILE}"))
     nearest = difflib.get_close_matches(run, names, n=1, cutoff=0.3)
     if nearest:
