@@ -57,6 +57,14 @@ def test_an_unknown_run_is_answered_with_the_nearest(capsys: pytest.CaptureFixtu
     assert "has no metrics yet" in refusal(["metrics", "demo-2", "--runs", str(tmp_path)], capsys)[1]
 
 
+def test_a_run_s_folder_without_its_lock_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / "config.json").touch()
+    code, line = refusal(["doctor", "stuck", "demo", "--runs", str(tmp_path)], capsys)
+    assert code == 2
+    assert f"{tmp_path / 'demo'} was a run's folder, but its launcher.lock is gone" in line
+
+
 def test_debug_shows_the_traceback() -> None:
     with pytest.raises(cli.ConfigError):
         cli.main(["--debug", "run", "tiny-beem"])

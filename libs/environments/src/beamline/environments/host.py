@@ -144,7 +144,7 @@ class EnvironmentHost:
         healthy = False
         try:
             process.send(encode(call))
-            async with asyncio.timeout(self._timeout_s):
+            async with deadline(self._timeout_s, f"environment {self._environment} to answer"):
                 payload = await process.receive()
             healthy = True
         except TimeoutError as error:
