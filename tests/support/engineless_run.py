@@ -104,6 +104,12 @@ class EnginelessRun:
         """What the launcher shows, until all texts were in it."""
         return await read_until(self._process, *texts)
 
+    async def ended(self) -> str:
+        """All that it still showed, once it has ended by itself."""
+        text = await read_until(self._process)
+        assert await self._process.wait() == 0, text
+        return text
+
     async def doctor(self, *options: str) -> tuple[int, str]:
         """Exit code and output of `beamline doctor stuck`."""
         arguments = (self.path.name, "--runs", str(self.path.parent), *options)

@@ -2,7 +2,11 @@
 
 from dataclasses import replace
 
+import pytest
+
 from rollout_messages import prompt_group
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 async def test_the_meter_counts_what_was_sampled(engine, model) -> None:

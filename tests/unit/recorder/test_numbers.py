@@ -41,8 +41,8 @@ def numbers(tmp_path: Path, clock: Clock) -> Numbers:
 
 
 @pytest.fixture
-def recorder(tmp_path: Path, numbers: Numbers) -> Recorder:
-    return Recorder(tmp_path, RunConfig(), [numbers])
+def recorder(tmp_path: Path, numbers: Numbers, clock: Clock) -> Recorder:
+    return Recorder(tmp_path, RunConfig(), [numbers], now=clock)
 
 
 async def test_each_worker_has_a_line_every_few_seconds(
@@ -69,7 +69,10 @@ async def test_the_latest_of_each_name_is_known(numbers: Numbers, recorder: Reco
     assert numbers.latest() == {
         "reward/mean": 0.5, "engine/running/rollout-0": 3, "resources/rss_bytes/rollout-0": 20,
     }  # fmt: skip
-    clock.now += FORGET_AFTER_S + 1
+    clock.now += 1
+    recorder.record_step(3, {"resources/rss_bytes/rollout-0": 10.0})
+    assert numbers.latest()["resources/rss_bytes/rollout-0"] == 10, "it was recorded after it was heard"
+    clock.now += FORGET_AFTER_S
     assert numbers.latest() == {"reward/mean": 0.5, "resources/rss_bytes/rollout-0": 10}
 
 

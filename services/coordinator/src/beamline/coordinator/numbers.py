@@ -53,7 +53,8 @@ class Numbers:
     def __init__(self, path: Path, now: Callable[[], float] = time.time) -> None:
         self._path = path
         self._now = now
-        self._steps: dict[str, float] = {}
+        self._recorded: dict[str, tuple[float, float]] = {}
+        """Of each name, when it was recorded last, and its value."""
         self._live: dict[str, Metrics] = {}
         self._heard: dict[str, float] = {}
         self._kept: dict[str, float] = {}
@@ -61,19 +62,20 @@ class Numbers:
 
     def log(self, step: int, time: float, values: Mapping[str, float]) -> None:
         """Take a record of a step or of an evaluation."""
-        self._steps |= values
+        self._recorded |= {name: (time, value) for name, value in values.items()}
 
     def close(self) -> None:
         """Nothing is held open."""
 
     def latest(self) -> dict[str, float]:
-        """The newest value of each name; a live one is newer than a step's. Safe to call from another thread."""
-        oldest = self._now() - FORGET_AFTER_S
-        values = dict(self._steps)
+        """The newest value of each name, recorded or live. Safe to call from another thread."""
+        newest, oldest = dict(self._recorded), self._now() - FORGET_AFTER_S
         for worker, message in list(self._live.items()):
-            if self._heard[worker] >= oldest:
-                values |= message.values
-        return values
+            heard = self._heard[worker]
+            if heard >= oldest:
+                live = {name: (heard, value) for name, value in message.values.items()}
+                newest |= {name: told for name, told in live.items() if name not in newest or told >= newest[name]}
+        return {name: value for name, (_, value) in newest.items()}
 
     async def hear(self, message: Message, recorder: RecordsSteps) -> None:
         """Take a message of the metrics' subjects."""
