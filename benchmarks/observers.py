@@ -8,6 +8,8 @@ connection to the run's broker as user `cli` that listens to all metrics and thr
 import argparse
 import asyncio
 import json
+import os
+import time
 from asyncio.subprocess import PIPE, Process
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -20,6 +22,7 @@ from beamline.protocol.messages import Message, Metrics
 from beamline.runtime.credentials import Credentials, read_credentials
 from beamline.runtime.deadline import deadline
 from beamline.runtime.nats_bus import NatsBus
+from beamline.runtime.process_state import process_tree
 
 NUM_SUBSCRIBERS = 200
 BLOCK = 4
@@ -33,6 +36,8 @@ class Looked(msgspec.Struct, frozen=True, kw_only=True):
 
     seconds: list[float]
     is_looked_at: list[bool]
+    cpu_shares: list[float]
+    """Processor time of subscribers, dashboard and broker in each of these steps, as a share of the step."""
     num_received: int
     """Metrics that the subscribers received together."""
     num_events: int
@@ -68,7 +73,14 @@ class Observers:
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
+        self._dashboard: Process | None = None
         self.num_received = self.num_events = 0
+
+    def cpu_s(self) -> float:
+        """Processor time that the broker and whoever looks have used so far; less when a dashboard has gone."""
+        broker = json.loads((self._run_dir / "processes.json").read_bytes())["nats-server"]
+        dashboard = process_tree(self._dashboard.pid) if self._dashboard else []
+        return time.process_time() + sum(map(_cpu_s, [broker, *dashboard]))
 
     async def come(self, stack: AsyncExitStack) -> None:
         """All are there on return; they go with the stack."""
@@ -92,7 +104,8 @@ class Observers:
 
     async def _open_dashboard(self, stack: AsyncExitStack) -> None:
         process = await asyncio.create_subprocess_exec("bin/beamline", "dashboard", str(self._run_dir), stdout=PIPE)
-        stack.push_async_callback(_end, process)
+        self._dashboard = process
+        stack.push_async_callback(self._close_dashboard, process)
         assert process.stdout is not None
         url = urlsplit((await process.stdout.readline()).decode().split()[-1])
         reader, writer = await asyncio.open_connection(url.hostname, url.port)
@@ -103,6 +116,10 @@ class Observers:
         assert b" 200 " in first, first
         reading = asyncio.create_task(self._read(reader))
         stack.callback(reading.cancel)
+
+    async def _close_dashboard(self, process: Process) -> None:
+        self._dashboard = None
+        await _end(process)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         while part := await reader.read(1 << 20):
@@ -126,10 +143,12 @@ async def look(folder: Path, name: str, num_steps: int) -> Looked:
             stack.callback(asyncio.create_task(beside).cancel)
         looking = await stack.enter_async_context(AsyncExitStack())
         seconds: list[float] = []
+        cpu_s: list[float] = []
         while len(seconds) < num_steps:
             if (step_s := await steps.get()) is None:
                 raise RuntimeError(f"the run ended after {len(seconds)} steps; its logs are in {run_dir / 'logs'}")
             seconds.append(step_s)
+            cpu_s.append(observers.cpu_s())
             if len(seconds) % BLOCK == 0 and is_looked_at(len(seconds)):
                 await observers.come(looking)
             elif len(seconds) % BLOCK == 0:
@@ -139,6 +158,7 @@ async def look(folder: Path, name: str, num_steps: int) -> Looked:
     return Looked(
         seconds=[seconds[number] for number in kept],
         is_looked_at=[is_looked_at(number) for number in kept],
+        cpu_shares=[(cpu_s[number] - cpu_s[number - 1]) / seconds[number] for number in kept],
         num_received=observers.num_received,
         num_events=observers.num_events,
     )
@@ -174,6 +194,15 @@ async def _drain(run: Process, steps: asyncio.Queue[float | None]) -> None:
         pass
     await run.wait()
     steps.put_nowait(None)
+
+
+def _cpu_s(pid: int) -> float:
+    """User and system time of a process; 0 when it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
 async def _end(process: Process) -> None:

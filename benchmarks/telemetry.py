@@ -51,6 +51,8 @@ class TelemetryFigures(msgspec.Struct, frozen=True, kw_only=True):
     observers_share: float
     """What 200 subscribers of all metrics and an open dashboard add to a step; the goal is 0.03 at most."""
     observers_share_interval: tuple[float, float]
+    observers_cpu_share: float
+    """Processor time that broker, subscribers and dashboard take more of a step that is looked at, as a share of it."""
 
 
 def measure(bench: Bench) -> TelemetryFigures:
@@ -72,6 +74,7 @@ def measure(bench: Bench) -> TelemetryFigures:
         span_us=span_us,
         observers_share=observers.share,
         observers_share_interval=(observers.low, observers.high),
+        observers_cpu_share=added_cpu(looked),
     )
 
 
@@ -117,6 +120,13 @@ def observed_run(bench: Bench) -> Looked:
     options = [f"--folder={FOLDER}", f"--steps={NUM_OBSERVED_STEPS}", f"--out={out}"]
     bench.run(["bin/python", "coordinator", "-m", "benchmarks.observers", *options])
     return msgspec.json.decode((ROOT / out).read_bytes(), type=Looked)
+
+
+def added_cpu(looked: Looked) -> float:
+    """Median of the steps that were looked at, less that of the others."""
+    pairs = list(zip(looked.cpu_shares, looked.is_looked_at, strict=True))
+    with_them, without = ([share for share, on in pairs if on is wanted] for wanted in (True, False))
+    return median(with_them) - median(without)
 
 
 def added(seconds: Sequence[Sequence[float]], is_on: Sequence[Sequence[bool]]) -> Added:
@@ -173,6 +183,11 @@ def rows(figures: TelemetryFigures) -> list[tuple[str, str, str]]:
             f"{figures.observers_share:.1%}",
             f"{NUM_SUBSCRIBERS} subscribers and a dashboard, {between(figures.observers_share_interval)}; "
             "goal: at most 3.0%",
+        ),
+        (
+            "observers_cpu_share",
+            f"{figures.observers_cpu_share:.2%}",
+            "of a step, by broker, subscribers and dashboard, if nothing ran beside them",
         ),
     ]
 

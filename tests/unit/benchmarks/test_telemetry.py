@@ -4,8 +4,8 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from benchmarks.observers import BLOCK, Subscriber, is_looked_at
-from benchmarks.telemetry import added, read_traced
+from benchmarks.observers import BLOCK, Looked, Subscriber, is_looked_at
+from benchmarks.telemetry import added, added_cpu, read_traced
 
 from beamline.runtime.credentials import Credentials
 from example_spans import write_example_traces
@@ -37,6 +37,12 @@ def test_traced_steps_are_those_that_left_a_root(tmp_path: Path):
     traced = read_traced(tmp_path)
     assert traced.seconds == [3.0, 4.0] and traced.is_traced == [True, False]
     assert traced.spans_per_step == 18, "21 in step 1, 15 in step 2"
+
+
+def test_processor_time_is_what_a_step_takes_more_when_it_is_looked_at():
+    is_on, shares = [False, True, False, True, True], [0.01, 0.04, 0.02, 0.05, 0.05]
+    looked = Looked(seconds=[1.0] * 5, is_looked_at=is_on, cpu_shares=shares, num_received=9, num_events=9)
+    assert added_cpu(looked) == pytest.approx(0.035)
 
 
 def test_observers_come_and_go_in_steps_that_do_not_count():
