@@ -79,7 +79,10 @@ def test_a_run_that_moves_has_no_cause() -> None:
     diagnosis = diagnose(HEALTHY)
     assert not diagnosis.is_stuck
     shown = list(lines(diagnosis))
-    assert shown[0] == "run demo moves: step 14 of 40, phase generate for 42 s"
+    assert shown[0] == (
+        "run demo moves: step 14 of 40, phase generate for 42 s, waits for 3 of 64 groups of step 14 "
+        "(g-000812 in rollout-1, g-000813) from rollout and reward"
+    )
     assert shown[3] == (
         "  coordinator has waited 42 of at most 1800 s for 3 of 64 groups of step 14 (g-000812 in rollout-1, g-000813) "
         "from rollout and reward"
@@ -206,7 +209,7 @@ def test_a_coordinator_that_does_not_answer_is_said() -> None:
 def test_a_policy_on_its_way_belongs_to_the_step_that_made_it() -> None:
     syncing = msgspec.structs.replace(STATUS, phase=PhaseName.SYNC, paused=True)
     facts = msgspec.structs.replace(HEALTHY, status=syncing)
-    assert diagnose(facts).where == "step 13 of 40, phase sync for 42 s, paused"
+    assert diagnose(facts).where.startswith("step 13 of 40, phase sync for 42 s, paused, waits for ")
 
 
 def test_files_that_are_gone_are_named_last() -> None:

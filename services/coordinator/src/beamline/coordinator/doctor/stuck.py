@@ -55,7 +55,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
     run: str
     where: str
-    """Step and phase, and for how long."""
+    """Step and phase, for how long, and what the coordinator waits for."""
     findings: list[Finding]
     """The root cause first."""
     waits: list[Edge]
@@ -78,11 +78,12 @@ def diagnose(facts: Facts) -> Diagnosis:
         Finding(cause="folder", about=name, text=f"{name} is gone from the run's folder: somebody has deleted it")
         for name in facts.missing
     ]
+    waits = _edges(facts)
     return Diagnosis(
         run=facts.run,
-        where=_where(facts),
+        where=_where(facts, waits),
         findings=findings,
-        waits=_edges(facts),
+        waits=waits,
         was_answered=facts.status is not None,
     )
 
@@ -265,13 +266,15 @@ def _awaited(facts: Facts) -> set[str]:
     return set(_workers_of([name for beat in coordinator for wait in beat.waits for name in wait.on], facts.workers))
 
 
-def _where(facts: Facts) -> str:
+def _where(facts: Facts, waits: list[Edge]) -> str:
     status = facts.status
     if status is None:
         return facts.coordinator_error or "the coordinator could not be asked"
     paused = ", paused" if status.paused else ""
     since = f" for {facts.now - status.phase_since:.0f} s" if status.phase_since else ""
-    return f"step {_step(status)} of {status.num_steps}, phase {status.phase}{since}{paused}"
+    awaited = [wait.what for wait in waits if wait.worker == "coordinator" and wait.within_s and wait.on]
+    waiting = f", waits for {awaited[0]}" if awaited else ""
+    return f"step {_step(status)} of {status.num_steps}, phase {status.phase}{since}{paused}{waiting}"
 
 
 def _step(status: StatusReply) -> int:
