@@ -66,7 +66,9 @@ def test_a_training_that_diverges_stops_with_the_number_and_the_mend(tmp_path: P
         "trainer.optimizer.lr=1e38",
         "trainer.optimizer.warmup_steps=0",
     )
-    assert run.code != 0
+    assert run.code == 1, run.output
+    told, _, end = run.output.partition("beamline: trainer ended with exit code 1")
+    assert re.search(r"^trainer failed: .*\n  Traceback \(most recent call last\):$", told, re.MULTILINE) and end
     assert re.search(r"step [12].*(NaN|nan|inf)", run.output), run.output
     assert "trainer.optimizer.lr" in run.output
     assert processes_of(run.path) == [] and shared_memory_of(run.path) == []
