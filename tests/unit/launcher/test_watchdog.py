@@ -32,6 +32,8 @@ async def test_a_frozen_and_a_blocked_worker_are_named_and_the_blocked_one_says_
     os.kill(reward, signal.SIGCONT)
     await read_until(process, "reward is heard of again")
     assert "in hold_the_loop" in log.read_text()
+    os.kill(pids[BROKER], signal.SIGSTOP)
+    await read_until(process, f"nats-server passes nothing on: its process {pids[BROKER]} is stopped")
     process.kill()
     rest = await read_until(process)
     assert (shown + rest).count("has not sent a heartbeat") == 2, "each silence is told once"
