@@ -5,16 +5,19 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from beamline.coordinator.launch.ask import connect
-from beamline.protocol.messages import Message, Phase
+from beamline.protocol.messages import Message, Metrics, Phase
 from beamline.protocol.subjects import Subjects
 from beamline.runtime.deadline import deadline
 from beamline.runtime.shm_blobs import shm_root
+
+if TYPE_CHECKING:
+    from watched_run import Watched
 
 ROOT = Path(__file__).resolve().parents[2]
 BEAMLINE = str(ROOT / "bin" / "beamline")
@@ -40,6 +43,10 @@ class Run:
     path: Path
     code: int
     output: str
+    heard: Sequence[Metrics] = ()
+    """Every message of its metrics, where somebody listened."""
+    watched: "Watched | None" = None
+    """What its dashboard showed, where it was open."""
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -126,6 +133,10 @@ class LiveRun:
     async def _ended(self) -> None:
         while self._process.poll() is None:
             await asyncio.sleep(0.2)  # a waiting thread could not be cancelled
+
+    def interrupt(self) -> None:
+        """One Ctrl-C: the run ends after the step under way."""
+        self._process.send_signal(signal.SIGINT)
 
     def kill_launcher(self) -> None:
         """What is left of a failed test."""

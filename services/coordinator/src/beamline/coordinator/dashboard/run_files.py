@@ -74,14 +74,14 @@ class RunFiles:
         self._logs: dict[str, tuple[Tail, LogReader]] = {}
         self._ended: Summary | None = None
         self._stamps: dict[str, int] = {}
+        """When each part was written last, in Unix nanoseconds; 0 where it is not there."""
         self._begun = 0.0
         self._so_far: Summary | None = None
 
     def poll(self) -> set[str]:
         """Read what is new; returns which of metrics, spans, errors, samples, life and folder it is."""
         found = {name for name, read in self._parts().items() if read()}
-        if self.is_live or found or not self._stamps.get("looked"):
-            self._stamps["looked"] = 1
+        if self.is_live or found:
             was, self.is_live = self.is_live, in_use(self.run_dir)
             found |= {"life"} if was != self.is_live else set()
         if found & {"metrics", "summary", "life", "folder"}:

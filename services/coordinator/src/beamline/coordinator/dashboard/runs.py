@@ -20,6 +20,8 @@ class _Ending(msgspec.Struct):
 
 
 class Listed(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of the list."""
+
     name: str
     status: str
     changed: float
