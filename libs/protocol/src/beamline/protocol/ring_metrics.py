@@ -172,6 +172,8 @@ RING_METRICS: tuple[Metric, ...] = (
         "coordinator",
         "the run goes on without so many, for they serve an older policy; `beamline status` says why",
     ),
+    step("checkpoint/num_bytes", "bytes", "trainer", "size of the checkpoint; absent where there was none"),
+    step("checkpoint/save_s", "s", "trainer", "until it was written, part of `timing/checkpoint`"),
     gauge(
         "resources/rss_bytes/<worker>",
         "bytes",

@@ -22,7 +22,7 @@ from beamline.coordinator.inbox import Inbox
 from beamline.coordinator.lease import Lease
 from beamline.coordinator.readiness import Readiness
 from beamline.coordinator.recorder import Recorder
-from beamline.coordinator.step_report import PhaseClock, group_metrics, sampling_metrics, throughput
+from beamline.coordinator.step_report import PhaseClock, group_metrics, sampling_metrics, saved_metrics, throughput
 from beamline.protocol import messages as m
 
 log = logging.getLogger(__name__)
@@ -145,8 +145,10 @@ class Coordinator:
         self.clock.start()
         with self.clock.phase("checkpoint"):
             await self.enter(m.PhaseName.CHECKPOINT)
-            await self.when(self.ready.saved, lambda: f"the trainer's checkpoint of step {self.ledger.step}", "trainer")
-        self.recorder.record_step(self.ledger.step, self.clock.spent())
+            saved = await self.when(
+                self.ready.saved, lambda: f"the trainer's checkpoint of step {self.ledger.step}", "trainer"
+            )
+        self.recorder.record_step(self.ledger.step, {**self.clock.spent(), **saved_metrics(saved)})
 
     async def start(self) -> None:
         """Wait until every service is alive, then take the newest policy through the workers, perhaps once more."""

@@ -8,7 +8,7 @@ from statistics import fmean, pstdev
 
 from opentelemetry import trace
 
-from beamline.protocol.messages import FinishReason, ScoredGroup
+from beamline.protocol.messages import CheckpointSaved, FinishReason, ScoredGroup
 
 tracer = trace.get_tracer(__name__)
 
@@ -54,6 +54,11 @@ def sampling_metrics(num_kept: int, num_filtered: int, groups_per_step: int) -> 
         "sampling/batches_drawn": (num_kept + num_filtered) / groups_per_step,
         "sampling/filtered_groups": float(num_filtered),
     }
+
+
+def saved_metrics(saved: CheckpointSaved) -> dict[str, float]:
+    """What the trainer says of a checkpoint."""
+    return {"checkpoint/num_bytes": float(saved.num_bytes), "checkpoint/save_s": saved.save_s}
 
 
 def _environment_metrics(groups: list[ScoredGroup]) -> dict[str, float]:
