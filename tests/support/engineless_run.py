@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 from asyncio.subprocess import PIPE, STDOUT, Process
 from collections.abc import Sequence
@@ -32,6 +33,13 @@ DOCTOR = (sys.executable, "-m", "beamline.coordinator.cli", "doctor", "stuck")
 DOCTOR_S = 60.0
 SMALL = 'mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$@"'
 """A shell's command line that has shared memory of 1 MiB to itself."""
+APART = ("unshare", "--map-root-user", "--mount")
+"""Runs a command that may mount what it likes, and nobody else sees it."""
+
+
+def can_mount() -> bool:
+    """Whether a small store can be had here."""
+    return subprocess.run((*APART, "sh", "-c", SMALL, "sh", "true"), capture_output=True, check=False).returncode == 0
 
 
 def config_of(folder: Path, name: str, overrides: Sequence[str]) -> RunConfig:
@@ -84,7 +92,7 @@ class EnginelessRun:
     async def start(cls, folder: Path, name: str, *arguments: str, small_store: bool = False) -> "EnginelessRun":
         """Returns when the launcher runs; `small_store` gives it shared memory of its own, soon full."""
         command = (sys.executable, str(HERE), str(folder), name, *arguments)
-        own = ("unshare", "--map-root-user", "--mount", "sh", "-c", SMALL, "sh") if small_store else ()
+        own = (*APART, "sh", "-c", SMALL, "sh") if small_store else ()
         process = await asyncio.create_subprocess_exec(
             *own,
             *command,
