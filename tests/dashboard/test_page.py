@@ -64,6 +64,7 @@ async def test_it_is_used_by_keyboard(chromium: Chromium, url: str):
     stops = await stops_until(page, "sampled")
     assert "Data of “The last steps, by worker”" in stops and "The ledger as a table" in stops
     await page.keyboard.type("7")
+    await page.keyboard.press("Enter")
     await page.get_by_text("2 prompt groups of step 7", exact=True).wait_for()
 
 

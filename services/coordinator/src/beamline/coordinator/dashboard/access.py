@@ -5,10 +5,10 @@ other site can read or send.
 """
 
 import secrets
-from http.cookies import SimpleCookie
 from urllib.parse import parse_qs
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import cookie_parser
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -69,8 +69,7 @@ class Access:
         await answer(scope, receive, send_with_headers)
 
     def _token_of(self, headers: Headers) -> str:
-        cookies = SimpleCookie(headers.get("cookie", ""))
-        return cookies[self._cookie].value if self._cookie in cookies else ""
+        return cookie_parser(headers.get("cookie", "")).get(self._cookie, "")
 
     def _is_token(self, given: str) -> bool:
         return secrets.compare_digest(given.encode(), self._token.encode())

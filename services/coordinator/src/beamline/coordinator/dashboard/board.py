@@ -50,8 +50,8 @@ def draw(files: RunFiles, view: RunView | None, notes: Sequence[str], news: set[
         "sampled": before.panels.get("sampled"),
         "notes": [*notes, *files.missing()],
     }
-    if lists["sampled"] is None or "samples" in news:
-        lists["sampled"] = files.sampled_steps()
+    if "samples" in news:
+        lists["sampled"] = panels.sampled(files.sampled_steps())
     return Board(panels={**lists, **charts.panels}, rows=charts.rows)
 
 

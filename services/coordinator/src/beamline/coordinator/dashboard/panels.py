@@ -99,6 +99,14 @@ class Gauge(msgspec.Struct, frozen=True, kw_only=True):
     unit: str
 
 
+class Sampled(msgspec.Struct, frozen=True, kw_only=True):
+    """Of which steps completions were kept."""
+
+    number: int
+    first: int
+    last: int
+
+
 class Trouble(msgspec.Struct, frozen=True, kw_only=True):
     """An error of a worker; `time` is ISO 8601, `detail` what stands beneath its first line."""
 
@@ -136,7 +144,7 @@ def header(summary: Summary, view: RunView | None, num_steps: int) -> Header:
         is_live=True,
         step=max(done, view.policy_version),
         num_steps=view.num_steps or num_steps,
-        phase=str(view.phase) if view.phase is not PhaseName.DONE else "ends",
+        phase=_phase(view),
         phase_since=view.phase_since,
         waiting_for=view.waiting_for,
         is_paused=view.paused,
@@ -211,9 +219,21 @@ def troubles(lines: Sequence[LogLine], failures: Sequence[Failure]) -> list[Trou
     return sorted(found, key=lambda trouble: trouble.time, reverse=True)
 
 
+def sampled(steps: Sequence[int]) -> Sampled | None:
+    """Args: steps: in order; None is of none."""
+    return Sampled(number=len(steps), first=steps[0], last=steps[-1]) if steps else None
+
+
 def evaluations(summary: Summary) -> Table:
     table = content.evaluation_table(summary)
     return Table(header=table.header, rows=table.rows)
+
+
+def _phase(view: RunView) -> str:
+    """Empty where nobody has told yet."""
+    if view.phase_since is None:
+        return ""
+    return "end" if view.phase is PhaseName.DONE else str(view.phase)
 
 
 def _live_worker(name: str, view: RunView) -> Worker:

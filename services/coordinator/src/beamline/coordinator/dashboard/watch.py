@@ -84,7 +84,8 @@ class Watch:
                 news = files.poll()
                 if files.is_live and hearing is None:
                     hearing = asyncio.create_task(self._hear())
-                if hearing is not None and hearing.done() and not files.is_live:
+                if hearing is not None and hearing.done():
+                    hearing.result()
                     hearing = None
                 await self._draw(files, news)
                 await asyncio.sleep(DRAW_S)
@@ -121,7 +122,7 @@ class Watch:
             self._view, self._note = RunView(), ""
             try:
                 await follow_run(self._run_dir, self._view, lambda _: self._heard.set())
-            except BeamlineError as error:
+            except (BeamlineError, OSError) as error:
                 self._note = f"the run's bus is not heard ({error}): workers and phase may be old"
             else:
                 return

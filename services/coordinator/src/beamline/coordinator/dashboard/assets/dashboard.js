@@ -136,27 +136,34 @@ show.troubles = (troubles) => {
     : make("p", { class: "trouble" }, ...line(trouble)))));
 };
 
-show.sampled = (steps) => {
+show.sampled = (sampled) => {
   const choice = page("sampled");
-  const chosen = choice.value;
-  const newest = steps.length ? `newest (${steps.at(-1)})` : "newest";
-  choice.replaceChildren(new Option(newest, ""), ...steps.toReversed().map((step) => new Option(step, step)));
-  choice.value = chosen;
-  choice.disabled = steps.length === 0;
-  if (!chosen) showSamples();
+  choice.disabled = sampled === null;
+  choice.min = sampled?.first ?? 1;
+  choice.max = sampled?.last ?? 1;
+  choice.placeholder = sampled === null ? "" : `${sampled.last}`;
+  if (!choice.value) showSamples();
 };
 
+let asked = 0; // an answer that another question has overtaken is not shown
+
 async function showSamples() {
-  const step = page("sampled").value || told.sampled.at(-1);
-  if (step === undefined) {
-    say(page("samples-note"), told.header?.is_live ? "No completions were kept yet." : "No completions were kept.");
-    page("samples").replaceChildren();
-    return;
-  }
-  const answer = await fetch(`${location.pathname}/samples/${step}`);
-  const groups = answer.ok ? await answer.json() : [];
-  say(page("samples-note"), answer.ok ? `${groups.length} prompt groups of step ${step}` : `Not to be read: ${await answer.text()}`);
+  const step = page("sampled").value || told.sampled?.last;
+  const number = ++asked;
+  const [groups, note] = await samplesOf(step);
+  if (number !== asked) return;
+  say(page("samples-note"), note);
   page("samples").replaceChildren(...groups.map(oneGroup));
+}
+
+async function samplesOf(step) {
+  if (step === undefined) return [[], told.header?.is_live ? "No completions were kept yet." : "No completions were kept."];
+  const answer = await fetch(`${location.pathname}/samples/${step}`).catch(() => null);
+  if (answer === null) return [[], "Connection lost."];
+  if (answer.status === 404) return [[], `No completions of step ${step} were kept.`];
+  if (!answer.ok) return [[], `Not to be read: ${await answer.text()}`];
+  const groups = await answer.json();
+  return [groups, `${groups.length} prompt groups of step ${step}`];
 }
 
 function oneGroup(group) {
