@@ -8,7 +8,7 @@ import pytest
 
 from beamline.coordinator import cli
 from beamline.coordinator.metrics_file import MetricsFile, MetricsTail
-from beamline.coordinator.numbers import GaugesLine
+from beamline.coordinator.observe.gauge_lines import GaugeLine
 from beamline.coordinator.observe.metric_filter import MetricFilter
 from beamline.protocol.errors import ConfigError
 
@@ -22,7 +22,7 @@ def runs(tmp_path: Path) -> Path:
     metrics.log(1, 10.0, {"policy/loss": 0.5, "reward/mean": -1.0, "timing/step": 2.25})
     metrics.log(2, 20.0, {"policy/loss": 0.123456789, "resources/rss_bytes/trainer": 2.0**30})
     live = [
-        GaugesLine(time=time, service="rollout", worker="rollout-0", values={"engine/running/rollout-0": running})
+        GaugeLine(time=time, service="rollout", worker="rollout-0", values={"engine/running/rollout-0": running})
         for time, running in ((11.0, 3.0), (21.0, 5.0))
     ]
     (run_dir / "gauges.jsonl").write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in live))

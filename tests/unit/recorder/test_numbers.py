@@ -6,7 +6,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from beamline.coordinator.numbers import FORGET_AFTER_S, KEEP_EVERY_S, GaugesLine, Numbers
+from beamline.coordinator.numbers import FORGET_AFTER_S, KEEP_EVERY_S, Numbers
+from beamline.coordinator.observe.gauge_lines import GaugeLine
 from beamline.coordinator.recorder import Recorder
 from beamline.coordinator.summary import read_summary
 from beamline.protocol.config import RunConfig
@@ -53,11 +54,11 @@ async def test_each_worker_has_a_line_every_few_seconds(
         for worker in ("rollout-0", "rollout-1"):
             await numbers.hear(live(worker, engine__running=second), recorder)
     lines = [
-        msgspec.json.decode(line, type=GaugesLine) for line in (tmp_path / "gauges.jsonl").read_bytes().splitlines()
+        msgspec.json.decode(line, type=GaugeLine) for line in (tmp_path / "gauges.jsonl").read_bytes().splitlines()
     ]
     assert [line.time for line in lines if line.worker == "rollout-1"] == [1000, 1005, 1010, 1015, 1020]
     assert len(lines) == 10 and KEEP_EVERY_S == 5
-    assert lines[-1] == GaugesLine(
+    assert lines[-1] == GaugeLine(
         time=1020, service="rollout", worker="rollout-1", values={"engine/running/rollout-1": 20}
     )
 

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import msgspec
 
+from beamline.coordinator.observe.gauge_lines import GaugeLine
 from beamline.protocol.errors import BeamlineError
 from beamline.protocol.messages import Message, Metrics
 
@@ -23,15 +24,6 @@ FORGET_AFTER_S = 60.0
 """A worker that told nothing for so long has no present values any more."""
 OWN_STEPS = ("rollout", "reward")
 """Services whose numbers of a step are in no other message; the trainer's are in its policy update."""
-
-
-class GaugesLine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Live numbers of a worker. `time` is Unix time in seconds."""
-
-    time: float
-    service: str
-    worker: str
-    values: dict[str, float]
 
 
 class RecordsSteps(Protocol):
@@ -100,7 +92,7 @@ class Numbers:
             log.error("numbers of %s are left out: %s", message.worker, error)
 
     def _keep(self, message: Metrics, now: float) -> None:
-        line = GaugesLine(time=now, service=message.service, worker=message.worker, values=message.values)
+        line = GaugeLine(time=now, service=message.service, worker=message.worker, values=message.values)
         try:
             with self._path.open("ab", buffering=0) as file:
                 file.write(msgspec.json.encode(line) + b"\n")
