@@ -21,10 +21,10 @@ class RecentSpans:
         self._begins: dict[str, int] = {}
 
     def poll(self) -> bool:
-        """Read what is new; returns whether there is any."""
-        found = False
+        """Read what is new; returns whether a trace has come to its end, or whether there is any at the first time."""
+        found, is_first = False, not self._traces
         for span in self._files.new():
-            found = True
+            found = found or is_first or not span.parent_id
             self._keep(span)
         return found
 

@@ -17,7 +17,7 @@ from beamline.protocol.errors import BeamlineError
 LOOK_S = 1.0
 """Between two looks at the folder of a live run."""
 LOOK_AT_ENDED_S = 3.0
-DRAW_S = 0.5
+DRAW_S = 1.0
 """At the least between two boards, however much is heard."""
 RECONNECT_S = 5.0
 KEEP_ALIVE_S = 15.0

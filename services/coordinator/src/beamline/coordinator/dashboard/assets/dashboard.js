@@ -119,6 +119,7 @@ show.workers = (workers) => {
 
 show.gauges = (gauges) => {
   page("section-gauges").hidden = gauges.length === 0;
+  if (!page("section-gauges").open) return;
   fill(page("gauges").tBodies[0], gauges.map(({ worker, name, value, unit }) =>
     [[worker], [name], [make("data", { value }, `${number(Number(value.toPrecision(6)))} ${unit}`), { class: "number" }]]));
 };
@@ -184,6 +185,16 @@ function oneCompletion(completion, index, group) {
     make("p", { class: "verdict" }, "read as ", make("code", {}, completion.pred || "(nothing)"), completion.why ? ` — ${completion.why}` : null));
 }
 
+// A chart that is drawn already waits with what is new until it is about to be seen.
+const inSight = new IntersectionObserver((found) => {
+  for (const { target, isIntersecting } of found) {
+    const chart = charts.get(target.parentElement.dataset.chart);
+    if (!chart) continue;
+    chart.isSeen = isIntersecting;
+    chart.draw();
+  }
+}, { rootMargin: "200px" });
+
 class Chart {
   constructor(key, panel) {
     this.place = make("div", { class: "chart", "data-title": panel.title });
@@ -197,6 +208,8 @@ class Chart {
     this.rows = [];
     this.drawn = Promise.resolve();
     this.isOld = false;
+    this.isSeen = true;
+    inSight.observe(this.place);
     const home = page(`charts-${panel.section}`);
     const after = [...home.children].find((other) => Number(other.dataset.place) > panel.place);
     home.insertBefore(this.figure, after ?? null);
@@ -217,8 +230,9 @@ class Chart {
 
   draw() {
     if (!this.isOld || document.hidden) return;
-    this.isOld = false;
     this.list();
+    if (this.view && !this.isSeen) return;
+    this.isOld = false;
     this.drawn = this.drawn.then(async () => {
       const values = this.rows.map((row) => ({ ...row })); // Vega marks the rows that it is given
       if (this.view) {
@@ -238,6 +252,7 @@ class Chart {
   }
 
   remove() {
+    inSight.unobserve(this.place);
     this.figure.remove();
     this.view?.finalize();
   }
@@ -279,6 +294,7 @@ events.addEventListener("error", () => {
   const isOver = events.readyState === EventSource.CLOSED;
   say(page("connection"), isOver ? "connection lost: open the URL that beamline dashboard prints" : "connection lost, trying again");
 });
+page("section-gauges").addEventListener("toggle", () => show.gauges(told.gauges ?? []));
 page("sampled").addEventListener("change", showSamples);
 document.addEventListener("visibilitychange", drawAll);
 setInterval(tick, 1000);
