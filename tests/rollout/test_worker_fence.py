@@ -6,6 +6,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from opentelemetry import trace
+from opentelemetry.trace import NonRecordingSpan, SpanContext
 
 from beamline.protocol import messages as m
 from beamline.protocol.errors import Retryable
@@ -69,6 +71,21 @@ async def test_update_open_fence_and_repeats_in_any_order_load_a_policy_once(fol
         said = await bench.hear(*(update if letter == "u" else opened(1) for letter in kind))
         assert told(said) == [("PolicyPrepared", 1, 1, True), ("PolicyLoaded", 1, 1, True)], kind
         assert bench.engine.num_staged == 2 and bench.status.policy_version == 1
+
+
+async def test_an_activation_is_in_the_trace_of_its_fence_though_the_update_comes_later(folder: Path):
+    traces: dict[tuple[str, int], int] = {}
+
+    async def note(what: str, version: int) -> None:
+        traces[what, version] = trace.get_current_span().get_span_context().trace_id
+
+    bench = Bench(FakeEngine(delay=note), folder)
+    await bench.update(0)
+    update = await bench.exported(1)
+    for trace_id, message in ((7, opened(1)), (8, update)):
+        with trace.use_span(NonRecordingSpan(SpanContext(trace_id, span_id=1, is_remote=True))):
+            await bench.hear(message)
+    assert (traces["stage", 1], traces["activate", 1]) == (8, 7)
 
 
 async def test_no_group_is_taken_from_the_open_fence_on_until_its_policy_is_served(folder: Path):

@@ -5,7 +5,7 @@ Without a tracer provider in the process all of this costs next to nothing.
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from opentelemetry import baggage, context, propagate, trace
 from opentelemetry.context import Context
@@ -47,13 +47,18 @@ def current_step() -> str:
 
 
 @contextmanager
-def continuing(headers: Mapping[str, str]) -> Iterator[None]:
-    """Spans of the block are children of the sender's."""
-    token = context.attach(propagate.extract(headers, context=Context()))
+def within(of: Context) -> Iterator[None]:
+    """Spans of the block are children of what was current when the context was taken, by `context.get_current`."""
+    token = context.attach(of)
     try:
         yield
     finally:
         context.detach(token)
+
+
+def continuing(headers: Mapping[str, str]) -> AbstractContextManager[None]:
+    """Spans of the block are children of the sender's."""
+    return within(propagate.extract(headers, context=Context()))
 
 
 @contextmanager

@@ -10,10 +10,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import msgspec
+from opentelemetry import context
 
 from beamline.protocol.messages import Fence, Message, PolicyLoaded, PolicyPrepared, PolicyUpdate
 from beamline.rollout.activation import FAILURES, Activated, Activation
 from beamline.rollout.readiness import Readiness
+from beamline.runtime.trace_context import within
 
 
 @dataclass(slots=True)
@@ -68,6 +70,7 @@ class PolicySync:
         self._stale: dict[int, str] = {}
         """Versions that were refused without being tried, and why."""
         self._fence: Fence | None = None
+        self._trace_of_fence = context.get_current()
         self._followed: Fence | None = None
         """The last one that was answered."""
 
@@ -80,7 +83,7 @@ class PolicySync:
         """Prepare a policy once more, or activate it. From an open fence on no groups are taken. Raises EngineError."""
         if fence == self._fence:
             return
-        self._fence = fence
+        self._fence, self._trace_of_fence = fence, context.get_current()
         if fence.is_open:
             self._readiness.close_for(fence.policy_version)
         await self._catch_up()
@@ -94,7 +97,8 @@ class PolicySync:
             fence = self._fence
             if fence is not None and fence != self._followed and self._knows(fence.policy_version):
                 self._followed = fence
-                await self._follow(fence)
+                with within(self._trace_of_fence):
+                    await self._follow(fence)
 
     async def _consider(self, update: PolicyUpdate) -> None:
         """Make a newer policy the candidate; recognise or refuse any other."""
