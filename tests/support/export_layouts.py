@@ -1,16 +1,17 @@
-"""`trainer-python export_layouts.py --model DIR --other DIR --into DIR [--cuts N]`: policies out of every layout.
+"""`trainer-python export_layouts.py --models NAME DIR DIR ... --into DIR [--cuts N]`: policies out of every layout.
 
-For each layout of LAYOUTS `<into>/<layout>/manifest-0` and `manifest-1` are the encoded manifests of the two models, of
-one architecture, as policies 0 and 1 of one trainer; their weights lie beside them, by the transport `checkpoint`, in
-shards of two ranks, cut for engines on N ranks. `canary-0` and `canary-1` are a text's tokens and the trainer's
-log-probabilities of them under each, as JSON. Prints the layouts' names as they are done. The second rank is started by
-the first.
+For each layout of LAYOUTS `<into>/<name>/<layout>/manifest-0` and `manifest-1` are the encoded manifests of the two
+models, of one architecture, as policies 0 and 1 of one trainer; their weights lie beside them, by the transport
+`checkpoint`, in shards of two ranks, cut for engines on N ranks. `canary-0` and `canary-1` are a text's tokens and the
+trainer's log-probabilities of them under each, as JSON. Prints what is done. `--models` may be given again. The second
+rank is started by the first.
 """
 
 import argparse
 import socket
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import msgspec
@@ -57,8 +58,8 @@ def _load(model: Model, path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("--model", "--other", "--into"):
-        parser.add_argument(name, type=Path, required=True)
+    parser.add_argument("--models", nargs=3, action="append", required=True)
+    parser.add_argument("--into", type=Path, required=True)
     for name, default in (("--cuts", 1), ("--rank", 0), ("--port", 0)):
         parser.add_argument(name, type=int, default=default)
     args = parser.parse_args()
@@ -68,12 +69,12 @@ def main() -> None:
         args.port = _free_port()
         other = subprocess.Popen([sys.executable, *sys.argv, "--rank", "1", "--port", str(args.port)])
     try:
-        for name, layout in LAYOUTS.items():
+        for (model, first, second), (name, layout) in product(args.models, LAYOUTS.items()):
             distributed.start(Ranks(args.rank, WORLD_SIZE, args.port), layout)
-            export(layout, (args.model, args.other), args.into.resolve() / name, args.cuts)
+            export(layout, (Path(first), Path(second)), args.into.resolve() / model / name, args.cuts)
             distributed.leave_layout()
             if args.rank == 0:
-                print(name, flush=True)
+                print(model, name, flush=True)
         distributed.stop()
         assert other is None or other.wait(DEADLINE_S) == 0
     finally:

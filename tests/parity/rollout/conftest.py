@@ -24,6 +24,7 @@ from rollout_messages import close_owners
 from tiny_engines import ENGINE, MAX_MODEL_TOKENS
 
 REFERENCES = Path(__file__).parents[1] / "references"
+MODELS = ("tiny-beam", "tiny-qwen3-moe")
 SEED, OTHER_SEED = 7, 8
 """Weights of the references, and others of the same shape."""
 
@@ -56,13 +57,22 @@ class Model:
         return load_file((self.other_path if other else self.path) / "model.safetensors")
 
 
-@pytest.fixture(scope="session", params=["tiny-beam", "tiny-qwen3-moe"])
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
-    paths = {seed: tmp_path_factory.mktemp(f"{request.param}-{seed}") for seed in (SEED, OTHER_SEED)}
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
+    """By name; `model` comes and goes with its engines."""
+    return {name: made(name, tmp_path_factory) for name in MODELS}
+
+
+@pytest.fixture(scope="session", params=MODELS)
+def model(request: pytest.FixtureRequest, models: dict[str, Model]) -> Model:
+    return models[request.param]
+
+
+def made(name: str, folders: pytest.TempPathFactory) -> Model:
+    paths = {seed: folders.mktemp(f"{name}-{seed}") for seed in (SEED, OTHER_SEED)}
     for seed, path in paths.items():
-        tiny.build(tiny.SPECS[request.param], path, seed=seed, randomise=True)
-    reference = load_file(REFERENCES / f"{request.param}.safetensors")
-    return Model(request.param, paths[SEED], paths[OTHER_SEED], reference)
+        tiny.build(tiny.SPECS[name], path, seed=seed, randomise=True)
+    return Model(name, paths[SEED], paths[OTHER_SEED], load_file(REFERENCES / f"{name}.safetensors"))
 
 
 type Start = Callable[..., AbstractAsyncContextManager[Engine]]

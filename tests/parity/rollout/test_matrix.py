@@ -25,19 +25,17 @@ DEADLINE_S = 240
 
 
 @pytest.fixture(scope="session")
-def all_exports(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder a model; the fixture of a model itself comes and goes with the engines."""
-    return tmp_path_factory.mktemp("exports")
+def all_exports(models, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder a model: it and its other policy, as real trainers of all layouts export them, cut for two ranks."""
+    into = tmp_path_factory.mktemp("exports")
+    pairs = [part for model in models.values() for part in ("--models", model.name, model.path, model.other_path)]
+    subprocess.run([TRAINER, PROGRAM, *pairs, "--into", into, "--cuts", "2"], check=True, timeout=DEADLINE_S)
+    return into
 
 
 @pytest.fixture(scope="session")
 def exports(model, all_exports: Path) -> Path:
-    """The model and its other policy, as real trainers of all layouts export them; cut for engines of two ranks."""
-    into = all_exports / model.name
-    if not into.is_dir():
-        models = ("--model", model.path, "--other", model.other_path)
-        subprocess.run([TRAINER, PROGRAM, *models, "--into", into, "--cuts", "2"], check=True, timeout=DEADLINE_S)
-    return into
+    return all_exports / model.name
 
 
 def exported(exports: Path, layout: str, version: int) -> tuple[WeightManifest, Canary]:
