@@ -3,12 +3,16 @@
 import asyncio
 import json
 import socket
+import sys
 import urllib.request
+from asyncio.subprocess import PIPE
 from pathlib import Path
+from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from beamline.protocol.metric_schema import METRICS, prometheus_name
+from beamline.runtime.deadline import deadline
 from engineless_run import EnginelessRun
 from logger_files import scalars, wandb_history
 
@@ -29,6 +33,16 @@ def scrape(port: int) -> dict[tuple[str, str], float]:
     return {(s.name, s.labels.get("worker", "")): s.value for family in families for s in family.samples}
 
 
+async def followed(run: EnginelessRun, *options: str) -> list[dict[str, Any]]:
+    """What `beamline metrics --follow` has printed when the run has ended."""
+    command = (sys.executable, "-m", "beamline.coordinator.cli", "metrics", str(run.path), "--follow", "--json")
+    process = await asyncio.create_subprocess_exec(*command, *options, stdout=PIPE)
+    async with deadline(60, "the run to end"):
+        output, _ = await process.communicate()
+    assert process.returncode == 0
+    return [json.loads(line) for line in output.splitlines()]
+
+
 async def test_prometheus_and_all_loggers_have_the_run_s_numbers(tmp_path: Path) -> None:
     port = free_port()
     settings = ("run.loggers=[console,jsonl,tensorboard,wandb]", f"telemetry.prometheus_port={port}")
@@ -36,9 +50,13 @@ async def test_prometheus_and_all_loggers_have_the_run_s_numbers(tmp_path: Path)
         tmp_path, "told", f"trainer.num_steps={NUM_STEPS}", "run.placement=colocated", *settings
     )
     try:
+        await run.shown("step 1/")
+        steps = asyncio.create_task(followed(run, "--filter", "timing/step"))
+        live = asyncio.create_task(followed(run, "--filter", "workers/in_flight/*", "--gauges"))
         await run.shown("step 3/")
         served = await asyncio.to_thread(scrape, port)
         await run.ended()
+        step_lines, live_lines = await steps, await live
     finally:
         await run.kill()
     assert served["beamline_progress_num_steps", ""] == NUM_STEPS
@@ -47,6 +65,10 @@ async def test_prometheus_and_all_loggers_have_the_run_s_numbers(tmp_path: Path)
     assert served["beamline_engine_groups", "rollout-0"] == served["beamline_grading_groups", "reward"] == 4
     for worker in ("coordinator", "reward", "trainer", "rollout-0"):
         assert served["beamline_resources_rss_bytes", worker] > 1 << 20
+    assert [line["step"] for line in step_lines] == list(range(1, NUM_STEPS + 1))
+    assert {name for line in live_lines for name in line["values"]} == {
+        f"workers/in_flight/{worker}" for worker in ("coordinator", "reward", "trainer", "rollout-0")
+    }
     records = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
     shown = [(r["time"], r["step"], r["values"]) for r in records]
     tensorboard = scalars(run.path / "tensorboard")
