@@ -23,15 +23,13 @@ SERVICE_METRICS: tuple[Metric, ...] = (
     gauge("grading/running/<worker>", "groups", "reward", "groups that are being graded"),
     gauge("grading/waiting/<worker>", "groups", "reward", "groups that wait for a grading process"),
     gauge("grading/processes/<worker>", "processes", "reward", "grading processes that are alive"),
-    gauge(
-        "workers/policy_version/<worker>", "version", "rollout", "policy that the worker serves; -1 before the first"
-    ),
+    gauge("workers/policy_version/<worker>", "version", "rollout", "policy that it serves or has made; absent before"),
     gauge("workers/in_flight/<worker>", "messages", "every service", "inputs that the worker holds"),
     gauge("workers/silent_s/<worker>", "s", "coordinator", "time since the worker's last heartbeat"),
     gauge("progress/step", "steps", "coordinator", "steps that are done"),
     gauge("progress/num_steps", "steps", "coordinator", "the step after which the run ends"),
-    gauge("progress/scored_groups", "groups", "coordinator", "scored and useful groups that the next batch has"),
-    gauge("progress/needed_groups", "groups", "coordinator", "groups that it takes; 0 while no batch is gathered"),
+    gauge("progress/scored_groups", "groups", "coordinator", "graded for the batch, or the evaluation, under way"),
+    gauge("progress/needed_groups", "groups", "coordinator", "groups that it takes; 0 while none is gathered"),
     gauge("progress/micro_batches_done", "micro-batches", "trainer", "passes of the batch under way that are done"),
     gauge("progress/micro_batches", "micro-batches", "trainer", "passes that it takes; 0 while nothing is trained"),
     gauge("progress/train_tokens", "tokens", "trainer", "tokens of the batch under way; 0 while nothing is trained"),
