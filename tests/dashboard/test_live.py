@@ -1,15 +1,20 @@
 """A live run: a real coordinator over a real broker, scripted services, and a page that is never loaded again."""
 
 import asyncio
+import fcntl
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest_asyncio
 
+from beamline.runtime.credentials import Credentials, write_credentials
 from dashboards import Chromium, Dashboard, of, rows_of, table
 from live_ring import CONFIG, LiveRing
 from live_run import live_run
+from shown_run import NUM_STEPS as SHOWN_STEPS
+from shown_run import ShownRun
 
 NUM_STEPS = CONFIG.trainer.num_steps
 
@@ -75,3 +80,28 @@ async def test_two_pages_of_one_run_show_the_same(chromium: Chromium, ring: Live
     await first.close()
     ring.trainer.allow(1)
     await second.get_by_text(f"Step {NUM_STEPS} of {NUM_STEPS} done").wait_for()
+
+
+async def test_a_run_that_only_begins_and_cannot_be_heard_is_no_empty_page(chromium: Chromium, tmp_path: Path):
+    run = ShownRun(tmp_path / "young")
+    run.begin()
+    write_credentials(run.run_dir, "cli", Credentials(url="nats://127.0.0.1:1"))
+    (run.run_dir / "metrics.jsonl").write_text("no record\n")
+    (run.run_dir / "launcher.lock").touch()
+    with in_use_by_a_launcher(run.run_dir):
+        board = await Dashboard.start(*of(run.run_dir))
+        page = await chromium.open(board.url)
+        assert await page.locator("#state").inner_text() == "running"
+        await page.get_by_text("the run's bus is not heard").wait_for()
+        assert {row["work"] for row in await rows_of(page, "gantt")} == {"evaluate"}
+        run.step(1)
+        await page.get_by_text(f"Step 1 of {SHOWN_STEPS} done").wait_for()
+        await page.locator("figure[data-chart='gantt']").get_by_text("step 1").wait_for()
+        await board.stop()
+
+
+@contextmanager
+def in_use_by_a_launcher(run_dir: Path) -> Iterator[None]:
+    with (run_dir / "launcher.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -52,6 +52,11 @@ class ShownRun:
         self.recorder = Recorder(run_dir, self.config, versions={"trainer": {"torch": "2.10.0"}}, now=lambda: self._now)
         self._tracers = {worker: _tracer(run_dir, worker) for worker in WORKERS}
 
+    def begin(self) -> None:
+        """What is done before the first step: an evaluation, in a trace of its own."""
+        root = self._span("coordinator", "start", BEGUN - STEP_S, STEP_S, None)
+        self._span("coordinator", "evaluate", BEGUN - STEP_S, STEP_S / 2, root)
+
     def evaluate(self, step: int) -> None:
         """Two data sources, as the held-out problems of a run that learns."""
         for name, offset in (("chained-sums", 0.0), ("chained-sums-greedy", 0.2)):

@@ -21,6 +21,8 @@ _KIND_OF = {
 _TOO_SMALL = ("admit",)
 """Work of the coordinator that takes no time beside a phase."""
 LANE_PIXELS = 26
+NO_STEP = "–"
+"""Of what is done before the first step and after the last."""
 ORDER = ("coordinator", "rollout", "reward", "trainer")
 
 
@@ -109,7 +111,7 @@ def _row(work: Work, zero: int) -> Row:
         "worker": work.worker,
         "work": work.name if work.number == 1 else f"{work.name} × {work.number}",
         "kind": work.kind,
-        "step": "–" if work.step is None else work.step,
+        "step": NO_STEP if work.step is None else work.step,
         "from": (work.start_ns - zero) / 1e9,
         "to": (work.end_ns - zero) / 1e9,
         "seconds": (work.end_ns - work.start_ns) / 1e9,
@@ -158,4 +160,5 @@ def _spec(rows: list[Row], lanes: list[str]) -> Spec:
             },
         ],
     }
-    return {"data": {"values": rows}, "layer": [bars, rules], "height": LANE_PIXELS * len(lanes)}
+    layers = [bars, rules] if any(row["step"] != NO_STEP for row in rows) else [bars]
+    return {"data": {"values": rows}, "layer": layers, "height": LANE_PIXELS * len(lanes)}
