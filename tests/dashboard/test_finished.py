@@ -182,6 +182,7 @@ async def test_a_killed_run_is_shown_by_its_metrics_damaged_ones_left_out(
     with dashboard(*of(run)) as url:
         page = await chromium.open(url)
         assert await page.locator("#state").inner_text() == "broken off"
+        assert await page.locator("#elapsed").inner_text() == "Took 1 min 20 s.", "until its last record"
         assert [row["value"] for row in await rows_of(page, "policy-entropy")] == expected
         notes = await page.locator("#notes li").all_inner_texts()
         assert "metrics.jsonl has 1 damaged lines, which are left out" in notes

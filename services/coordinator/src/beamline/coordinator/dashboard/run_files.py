@@ -1,6 +1,5 @@
 """What a run's folder tells, read as it grows: each byte once, and of long logs the end alone."""
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -37,7 +36,6 @@ _LEAVES = {
     "config.json": "how many steps the run was to take is not known",
     "metrics.jsonl": "figures are those of summary.json alone",
     "summary.json": "figures are those of metrics.jsonl alone, and the run may have been killed",
-    "evals": "no completions of evaluations",
     "logs": "no errors out of logs",
     "traces": "no timeline (telemetry.traces=false leaves none)",
     "samples": "no completions of steps (telemetry.kept_groups=0 leaves none)",
@@ -76,6 +74,8 @@ class RunFiles:
         self._stamps: dict[str, int] = {}
         """When each part was written last, in Unix nanoseconds; 0 where it is not there."""
         self._begun = 0.0
+        self._last_record = 0.0
+        """When the newest of metrics.jsonl was written, Unix seconds."""
         self._so_far: Summary | None = None
 
     def poll(self) -> set[str]:
@@ -103,7 +103,7 @@ class RunFiles:
             status=RUNNING if self.is_live else BROKEN_OFF,
             started=iso(self._begun),
             finished="",
-            duration_s=max(0.0, time.time() - self._begun) if self._begun else 0.0,
+            duration_s=max(0.0, self._last_record - self._begun) if self._begun else 0.0,
             config={},
             evaluations=[
                 Evaluation(step=step, name=name, values=values)
@@ -153,6 +153,7 @@ class RunFiles:
             self._num_replaced = self._metrics.num_replaced
             self._steps, self._evaluations = {}, {}
         records = [record for line in lines if (record := self._record(line)) is not None]
+        self._last_record = max([self._last_record, *(record.time for record in records)])
         evaluations, steps = fold(records)
         for evaluation in evaluations:
             self._evaluations.setdefault((evaluation.step, evaluation.name), {}).update(evaluation.values)
