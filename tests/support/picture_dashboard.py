@@ -13,9 +13,9 @@ from dashboards import Chromium, dashboard, of
 from shown_run import ShownRun
 
 PICTURES = {
-    "dashboard-light": ("light", 1200, 1560, "theme"),
-    "dashboard-dark": ("dark", 1200, 1560, "title-time"),
-    "dashboard-phone": ("light", 390, 1500, "theme"),
+    "dashboard-light": ("light", 1200, 1560, "body"),
+    "dashboard-dark": ("dark", 1200, 1560, "#title-time"),
+    "dashboard-phone": ("light", 390, 1500, "body"),
 }
 """Scheme, width and height in pixels, and what is scrolled to."""
 NUM_COLOURS = 255
@@ -27,7 +27,7 @@ async def take(url: str, folder: Path) -> None:
         for name, (scheme, width, height, shown) in PICTURES.items():
             page = await chromium.open(url, color_scheme=scheme, viewport={"width": width, "height": height})
             await page.locator("#samples article").first.wait_for()
-            await page.locator(f"#{shown}").evaluate("element => element.scrollIntoView()")
+            await page.locator(shown).evaluate("element => element.scrollIntoView()")
             shot = Image.open(io.BytesIO(await page.screenshot())).convert("RGB")
             few = shot.quantize(NUM_COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
             few.save(folder / f"{name}.png", optimize=True)
