@@ -53,7 +53,7 @@ TWICE = {"tests/models/transformers": "rollout"}
 """Folders that run in a second environment too: rollout and trainer have transformers of different versions."""
 
 
-PARALLEL = ("tests/unit", "tests/ring")
+PARALLEL = ("tests/unit", "tests/ring", "tests/dashboard")
 """Folders whose tests need neither an engine nor the whole machine: two processes share them out."""
 
 
