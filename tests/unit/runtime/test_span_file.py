@@ -13,6 +13,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from beamline.protocol.errors import ConfigError
 from beamline.runtime.otlp_json import decode_line, encode_line, plain
 from beamline.runtime.span_file import SpanFile
 
@@ -92,3 +93,21 @@ def test_a_file_with_half_a_line_is_gone_on_with(tmp_path: Path, spans: list[Rea
     second.shutdown()
     whole, half, last = path.read_bytes().splitlines()
     assert decode_line(whole) and half.endswith(b"res") and decode_line(last)
+
+
+def test_a_full_disk_loses_spans_and_says_so_once(
+    tmp_path: Path, spans: list[ReadableSpan], caplog: pytest.LogCaptureFixture
+):
+    path = tmp_path / "trainer.jsonl"
+    path.symlink_to("/dev/full")
+    file = SpanFile(path)
+    assert [file.export(spans) for _ in range(3)] == [SpanExportResult.FAILURE] * 3
+    file.shutdown()
+    (line,) = caplog.messages
+    assert str(path) in line and "No space left on device" in line
+
+
+def test_a_file_that_cannot_be_made_is_a_setting_to_change(tmp_path: Path):
+    (tmp_path / "traces").write_text("in the way")
+    with pytest.raises(ConfigError, match=r"telemetry\.traces=false"):
+        SpanFile(tmp_path / "traces" / "trainer.jsonl")
