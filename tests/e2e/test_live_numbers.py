@@ -16,7 +16,9 @@ from beamline.runtime.deadline import deadline
 from engineless_run import EnginelessRun
 from logger_files import scalars, wandb_history
 
-NUM_STEPS = 6
+NUM_STEPS = 16
+"""Some seconds: the coordinator's second heartbeat, the first that its own ears hear, comes after two."""
+WORKERS = ("coordinator", "reward", "trainer", "rollout-0")
 
 
 def free_port() -> int:
@@ -31,6 +33,17 @@ def scrape(port: int) -> dict[tuple[str, str], float]:
     known = {prometheus_name(metric) for metric in METRICS}
     assert {family.name for family in families} <= known
     return {(s.name, s.labels.get("worker", "")): s.value for family in families for s in family.samples}
+
+
+async def scrape_all(port: int) -> dict[tuple[str, str], float]:
+    """The numbers once every worker has been heard of."""
+    wanted = {("beamline_resources_rss_bytes", worker) for worker in WORKERS}
+    served: dict[tuple[str, str], float] = {}
+    async with deadline(30, "live numbers of every worker at the endpoint"):
+        while not wanted <= served.keys():
+            served = await asyncio.to_thread(scrape, port)
+            await asyncio.sleep(0.1)  # nothing tells of it: it is what Prometheus would do
+    return served
 
 
 async def followed(run: EnginelessRun, *options: str) -> list[dict[str, Any]]:
@@ -50,11 +63,11 @@ async def test_prometheus_and_all_loggers_have_the_run_s_numbers(tmp_path: Path)
         tmp_path, "told", f"trainer.num_steps={NUM_STEPS}", "run.placement=colocated", *settings
     )
     try:
-        await run.shown("step 1/")
+        await run.shown("step  1/")
         steps = asyncio.create_task(followed(run, "--filter", "timing/step"))
         live = asyncio.create_task(followed(run, "--filter", "workers/in_flight/*", "--gauges"))
-        await run.shown("step 3/")
-        served = await asyncio.to_thread(scrape, port)
+        await run.shown("step  3/")
+        served = await scrape_all(port)
         await run.ended()
         step_lines, live_lines = await steps, await live
     finally:
@@ -63,11 +76,11 @@ async def test_prometheus_and_all_loggers_have_the_run_s_numbers(tmp_path: Path)
     assert served["beamline_reward_mean", ""] in (1.0, -1.0)
     assert served["beamline_ledger_issued", ""] >= 3 * 4
     assert served["beamline_engine_groups", "rollout-0"] == served["beamline_grading_groups", "reward"] == 4
-    for worker in ("coordinator", "reward", "trainer", "rollout-0"):
+    for worker in WORKERS:
         assert served["beamline_resources_rss_bytes", worker] > 1 << 20
     assert [line["step"] for line in step_lines] == list(range(1, NUM_STEPS + 1))
     assert {name for line in live_lines for name in line["values"]} == {
-        f"workers/in_flight/{worker}" for worker in ("coordinator", "reward", "trainer", "rollout-0")
+        f"workers/in_flight/{worker}" for worker in WORKERS
     }
     records = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
     shown = [(r["time"], r["step"], r["values"]) for r in records]

@@ -28,6 +28,7 @@ from beamline.protocol.config import (
 )
 from beamline.protocol.messages import Heartbeat, WorkerState
 from beamline.protocol.weights_config import WeightsSection
+from beamline.runtime.json_log import LogLine
 from beamline.trainer import checkpoint
 from beamline.weights.staging import Stage
 from trainer_ring import START_S, STEP_S, Ring, open_ring
@@ -156,7 +157,8 @@ async def failure(ring: Ring, process: Process, since: float) -> str:
     assert time.monotonic() - since < FAILED_WITHIN_S
     assert process.returncode == 1
     failed = await ring.failure()
-    assert failed.error in log.decode()
+    logged = [msgspec.json.decode(line, type=LogLine) for line in log.splitlines() if line.startswith(b"{")]
+    assert any(failed.error in line.exception for line in logged)
     return failed.error
 
 

@@ -21,6 +21,7 @@ MAX_LINKS = 4096
 """Of one span: a train batch refers to each of its groups."""
 
 logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)  # `Collector` says it once, and shorter
+logging.getLogger("opentelemetry.sdk").setLevel(logging.WARNING)  # a span that ends after the last export is no news
 
 
 def start_tracing(service: str, worker: str, run: str, run_dir: Path, config: TelemetrySection) -> None:
