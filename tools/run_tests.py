@@ -31,6 +31,7 @@ ENVIRONMENTS = {
     "tests/unit": "coordinator",
     "tests/unit/weights": "trainer",
     "tests/unit/losses": "trainer",
+    "tests/unit/diskoptim": "trainer",
     "tests/unit/environments": "rollout",
     "tests/models/torch_free": "coordinator",
     "tests/models/transformers": "trainer",

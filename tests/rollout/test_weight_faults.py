@@ -30,6 +30,9 @@ from rollout_run import START_S, Run
 PROGRAM = Path(__file__).parents[1] / "support" / "weight_owner.py"
 REFERENCE = Path(__file__).parents[1] / "parity" / "references" / "tiny-beam.safetensors"
 SECONDS_TO_NOTICE = 10.0
+ROUNDING = 1e-5
+"""Of log-probabilities: how an engine that was started anew batches its requests changes their last bits. Other weights
+would show in the canary too, which is compared with the reference."""
 
 
 class Owner:
@@ -115,7 +118,7 @@ async def test_killed_trainers_and_workers_leave_the_policy_that_was_served(run:
         prepared = await inbox.take(m.PolicyPrepared)
     assert prepared.policy_version == 1 and "the process that owns the weights has ended" in prepared.error
     dying.process.wait()
-    assert np.array_equal(await sampled_logprobs(run, "g-000001", 0), expected)
+    assert np.abs(await sampled_logprobs(run, "g-000001", 0) - expected).max() < ROUNDING
 
     # The worker dies before the next policy comes, while it fetches it, and when it has it.
     await kill(worker)
@@ -136,7 +139,7 @@ async def test_killed_trainers_and_workers_leave_the_policy_that_was_served(run:
     while (loaded := await inbox.take(m.PolicyLoaded, START_S)).policy_version == 0:
         assert "was not prepared" in loaded.error, "the open fence of policy 0 was kept, its weights were not"
     assert (loaded.policy_version, loaded.error) == (2, "") and loaded.canary_gap < 1e-4
-    assert np.array_equal(await sampled_logprobs(run, "g-000002", 2), expected)
+    assert np.abs(await sampled_logprobs(run, "g-000002", 2) - expected).max() < ROUNDING
     assert await asyncio.to_thread(last.num_readers) == 0, "weights that were loaded are held on to"
     await kill(worker)
     for owner in (first, last):

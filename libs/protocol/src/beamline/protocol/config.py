@@ -132,6 +132,13 @@ class RolloutSection(Section, kw_only=True):
 
 
 class OptimizerSection(Section, kw_only=True):
+    state: str = "device"
+    """Where float32 main weights and both Adam moments are. device: beside the model. host: in the host's memory, where
+    they are updated too. disk: on a local disk, streamed through memory in buckets."""
+    state_dir: str = ""
+    """Of disk: OPTIMIZER_STATE_DISK_DIR, a folder on a disk of each node."""
+    bucket_mib: Positive = 256
+    """Of disk: size of a bucket, three of which are in memory."""
     lr: PositiveFloat = 1e-6
     betas: tuple[Share, Share] = (0.9, 0.95)
     eps: PositiveFloat = 1e-8
@@ -146,6 +153,12 @@ class OptimizerSection(Section, kw_only=True):
 
     def __post_init__(self) -> None:
         check_choice("decay", self.decay, ("constant", "linear", "cosine"))
+        check_choice("state", self.state, ("device", "host", "disk"))
+        if (self.state == "disk") != bool(self.state_dir):
+            raise ValueError(
+                f"state={self.state} with state_dir={self.state_dir!r}: disk needs a folder on a local disk, and "
+                "the others have none"
+            )
 
 
 class ParallelSection(Section, kw_only=True):
@@ -164,6 +177,8 @@ class ParallelSection(Section, kw_only=True):
 
 
 class TrainerSection(Section, kw_only=True):
+    """Steps, evaluations, checkpoints and exports; and where a run goes on."""
+
     num_steps: NonNegative = 50
     """MAX_TRAINING_STEPS. 0 evaluates only."""
     eval_interval: NonNegative = 5
@@ -175,8 +190,35 @@ class TrainerSection(Section, kw_only=True):
     """CPU threads; 0 takes all of the machine's cores when colocated, else half."""
     optimizer: OptimizerSection = OptimizerSection()
     parallel: ParallelSection = ParallelSection()
+    checkpoint_interval: NonNegative = 10
+    """CKPT_INTERVAL: steps between checkpoints, of which the last step has one too; 0 is off."""
     checkpoint_path: str = ""
     """Empty is `<run folder>/checkpoints`."""
+    keep_checkpoints: NonNegative = 3
+    """The newest that are kept; 0 keeps all."""
+    keep_every: NonNegative = 0
+    """Of the older checkpoints those are kept too whose step is a multiple of it; 0 keeps none of them."""
+    export_interval: NonNegative = 0
+    """Steps between exports; the last step has one always."""
+    export_path: str = ""
+    """Empty is `<run folder>/exports`."""
+    resume_mode: str = "none"
+    """none: start from model.path. latest: go on from the run's newest whole checkpoint, if it has any. from_path: go
+    on from the checkpoint at resume_path."""
+    resume_path: str = ""
+    """A checkpoint's folder. The launcher writes down here what `latest` has found."""
+
+    def __post_init__(self) -> None:
+        check_choice("resume_mode", self.resume_mode, ("none", "latest", "from_path"))
+        if self.resume_mode == "from_path" and not self.resume_path:
+            raise ValueError("resume_mode='from_path' needs resume_path, the folder of a checkpoint")
+        if self.resume_mode == "none" and self.resume_path:
+            raise ValueError(f"resume_path={self.resume_path!r} has no effect: set resume_mode=from_path")
+
+    @property
+    def saves(self) -> bool:
+        """Whether the run writes checkpoints."""
+        return self.checkpoint_interval > 0
 
 
 class CoordinatorSection(Section, kw_only=True):

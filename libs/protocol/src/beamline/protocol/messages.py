@@ -1,6 +1,7 @@
 """Every message between the services.
 
-`ring` has the ring and its phases, `sync` policies on their way into the engines, `control` what is beside them.
+`ring` has the ring and its phases, `sync` policies on their way into the engines, `saving` those that are kept,
+`control` what is beside them.
 """
 
 from beamline.protocol.base import Message, Part
@@ -20,7 +21,6 @@ from beamline.protocol.control import (
 )
 from beamline.protocol.ring import (
     BlobRef,
-    CheckpointSaved,
     FinishReason,
     Grade,
     GroupFailed,
@@ -38,6 +38,7 @@ from beamline.protocol.ring import (
     TrainGroup,
     TrajectoryGroup,
 )
+from beamline.protocol.saving import CheckpointSaved, SaveRequest, StateCopied
 from beamline.protocol.sync import Canary, Fence, PolicyLoaded, PolicyPrepared, PolicyUpdate
 
 RingMessage = PromptGroup | TrajectoryGroup | ScoredGroup | GroupFailed | TrainBatch | PolicyUpdate
@@ -49,6 +50,8 @@ AnyMessage = (
     | PolicyLoaded
     | Phase
     | LeaseReport
+    | SaveRequest
+    | StateCopied
     | CheckpointSaved
     | Heartbeat
     | ServiceFailed
@@ -88,8 +91,10 @@ __all__ = [
     "Purpose",
     "ResumeRequest",
     "Sampling",
+    "SaveRequest",
     "ScoredGroup",
     "ServiceFailed",
+    "StateCopied",
     "StatusReply",
     "StatusRequest",
     "StopRequest",

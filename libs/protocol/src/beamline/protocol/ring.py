@@ -211,12 +211,3 @@ class LeaseReport(Message, kw_only=True, tag="LeaseReport/1"):
     kept_bytes: int
     """Of the memory that it had to release, what is still resident: 0 where the lease is honoured."""
     resident_bytes: int
-
-
-class CheckpointSaved(Message, kw_only=True, tag="CheckpointSaved/1"):
-    """Trainer to coordinator: the checkpoint of that step is complete."""
-
-    step: int
-    path: str
-    num_bytes: int
-    save_s: float

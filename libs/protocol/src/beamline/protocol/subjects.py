@@ -3,8 +3,8 @@
 work.rollout.train|eval   PromptGroup                      work queue, durable "rollout"
 work.reward               TrajectoryGroup                  work queue, durable "reward"
 work.coordinator          ScoredGroup, GroupFailed, PolicyPrepared, PolicyLoaded, LeaseReport,
-                          CheckpointSaved                  likewise
-work.trainer              TrainBatch                       work queue, durable "trainer"
+                          StateCopied, CheckpointSaved     likewise
+work.trainer              TrainBatch, SaveRequest          work queue, durable "trainer"
 policy, fence, phase      PolicyUpdate, Fence, Phase       last value kept
 journal                   the coordinator's own records    kept for the whole run
 blob.<owner>.<key>        chunks of blobs                  only between hosts
@@ -107,7 +107,7 @@ class Subjects(msgspec.Struct, frozen=True):
                 return _kept(f"{work}.reward", message, message.group_id, message.attempt)
             case m.ScoredGroup() | m.GroupFailed():
                 return _kept(f"{work}.coordinator", message, message.group_id, message.attempt)
-            case m.TrainBatch():
+            case m.TrainBatch() | m.SaveRequest():
                 return _kept(f"{work}.trainer", message, message.step)
             case m.PolicyLoaded():
                 key = (message.worker, message.incarnation, message.policy_version, message.attempt)
@@ -117,7 +117,7 @@ class Subjects(msgspec.Struct, frozen=True):
                 return _kept(f"{work}.coordinator", message, *key, bool(message.error))
             case m.LeaseReport():
                 return _kept(f"{work}.coordinator", message, message.worker, message.incarnation, message.sequence)
-            case m.CheckpointSaved():
+            case m.StateCopied() | m.CheckpointSaved():
                 return _kept(f"{work}.coordinator", message, message.step)
             case m.PolicyUpdate():
                 return Route(self.policy, None, persistent=True)
