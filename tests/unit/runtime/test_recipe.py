@@ -65,10 +65,28 @@ def test_environment_settings(small: str) -> None:
     config = load(
         small, MODEL_PATH="/models/beam", CKPT_PATH="/ckpts", REASONING_EFFORT="high", LOGGER="wandb", RUN_NAME="mine"
     )
+    kept = load(small, CKPT_INTERVAL="0", EXPORT_PATH="/exports", RESUME_MODE="latest").trainer
+    assert (kept.checkpoint_interval, kept.export_path, kept.resume_mode) == (0, "/exports", "latest")
     assert (config.model.path, config.trainer.checkpoint_path, config.run.name) == ("/models/beam", "/ckpts", "mine")
     assert config.data.chat_template_kwargs == {"reasoning_effort": "high"}
     assert "wandb" in config.run.loggers
     assert load(small, MODEL_PATH="") == load(small)
+
+
+def test_the_optimizers_folder_says_where_its_state_is(small: str) -> None:
+    """Set: on that disk. Set and empty: in the host's memory. Not set: as the recipe has it."""
+
+    def optimizer(*overrides: str, **environment: str) -> tuple[str, str, float]:
+        section = load(small, *overrides, **environment).trainer.optimizer
+        return section.state, section.state_dir, section.lr
+
+    on_disk = ("trainer.optimizer.state=disk", "trainer.optimizer.state_dir=/recipe")
+    assert optimizer(OPTIMIZER_STATE_DISK_DIR="/nvme") == ("disk", "/nvme", 1e-4)
+    assert optimizer(OPTIMIZER_STATE_DISK_DIR="") == ("host", "", 1e-4)
+    assert optimizer() == ("device", "", 1e-4)
+    assert optimizer(*on_disk, OPTIMIZER_STATE_DISK_DIR="/nvme") == ("disk", "/recipe", 1e-4)
+    with pytest.raises(ConfigError, match=r"state=host with state_dir='/nvme'.*OPTIMIZER_STATE_DISK_DIR sets both"):
+        load(small, "trainer.optimizer.state=host", OPTIMIZER_STATE_DISK_DIR="/nvme")
 
 
 @pytest.mark.parametrize(
@@ -205,6 +223,8 @@ def test_a_recipe_may_build_on_another(tmp_path: Path, small: str) -> None:
         ("MAX_TRAINING_STEPS", "many", "trainer.num_steps"),
         ("REASONING_EFFORT", "huge", "minimal, low"),
         ("LOGGER", "tensorflow", "console, wandb"),
+        ("CKPT_INTERVAL", "often", "trainer.checkpoint_interval"),
+        ("RESUME_MODE", "newest", "none, latest, from_path"),
     ],
 )
 def test_a_bad_environment_setting_names_variable_and_key(small: str, variable: str, value: str, said: str) -> None:

@@ -157,7 +157,7 @@ class OptimizerSection(Section, kw_only=True):
         if (self.state == "disk") != bool(self.state_dir):
             raise ValueError(
                 f"state={self.state} with state_dir={self.state_dir!r}: disk needs a folder on a local disk, and "
-                "the others have none"
+                "the others have none (OPTIMIZER_STATE_DISK_DIR sets both)"
             )
 
 
