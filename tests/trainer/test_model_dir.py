@@ -7,8 +7,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from beamline.models import tiny
+from beamline.models.weight_files import num_elements
 from beamline.protocol.errors import ConfigError
-from beamline.trainer.model_dir import check_model_dir, num_elements
+from beamline.trainer.model_dir import check_model_dir
 
 
 @pytest.mark.parametrize("missing", ["config.json", "tokenizer.json", "model.safetensors"])

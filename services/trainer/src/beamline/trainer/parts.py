@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch._C._distributed_c10d import TCPStore
 
+from beamline.models.weight_files import num_elements
 from beamline.protocol.config import Placement, RunConfig
 from beamline.protocol.subjects import Subjects
 from beamline.runtime.service import ServiceContext
@@ -20,7 +21,6 @@ from beamline.trainer.megatron.distributed import Layout, Ranks
 from beamline.trainer.megatron.optimizer import AdamWSettings
 from beamline.trainer.megatron.peers import TorchPeers
 from beamline.trainer.megatron.policy import MegatronPolicy
-from beamline.trainer.model_dir import num_elements
 from beamline.trainer.outlet import Outlet
 from beamline.trainer.peers import Alone
 from beamline.trainer.rank import Rank, StepSettings, Tell, tell_nobody
