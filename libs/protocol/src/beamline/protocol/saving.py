@@ -3,6 +3,7 @@
 import msgspec
 
 from beamline.protocol.base import Message
+from beamline.protocol.errors import BlobError
 from beamline.protocol.ring import BlobRef
 
 
@@ -45,3 +46,20 @@ class CoordinatorFiles(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """A blob: the coordinator's part of a checkpoint, by file name (no folders)."""
 
     files: dict[str, bytes]
+
+    def encode(self) -> bytes:
+        return _encoder.encode(self)
+
+    @staticmethod
+    def decode(payload: bytes | memoryview) -> "CoordinatorFiles":
+        """Raises BlobError for bytes that are no such blob."""
+        try:
+            return _decoder.decode(payload)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise BlobError(
+                f"{memoryview(payload).nbytes} bytes are not the coordinator's files of a checkpoint: {error}"
+            ) from error
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(CoordinatorFiles)

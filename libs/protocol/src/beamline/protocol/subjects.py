@@ -107,8 +107,10 @@ class Subjects(msgspec.Struct, frozen=True):
                 return _kept(f"{work}.reward", message, message.group_id, message.attempt)
             case m.ScoredGroup() | m.GroupFailed():
                 return _kept(f"{work}.coordinator", message, message.group_id, message.attempt)
-            case m.TrainBatch() | m.SaveRequest():
+            case m.TrainBatch():
                 return _kept(f"{work}.trainer", message, message.step)
+            case m.SaveRequest():
+                return _kept(f"{work}.trainer", message, message.step, message.checkpoint, message.export)
             case m.PolicyLoaded():
                 key = (message.worker, message.incarnation, message.policy_version, message.attempt)
                 return _kept(f"{work}.coordinator", message, *key, bool(message.error))
@@ -117,8 +119,11 @@ class Subjects(msgspec.Struct, frozen=True):
                 return _kept(f"{work}.coordinator", message, *key, bool(message.error))
             case m.LeaseReport():
                 return _kept(f"{work}.coordinator", message, message.worker, message.incarnation, message.sequence)
-            case m.StateCopied() | m.CheckpointSaved():
-                return _kept(f"{work}.coordinator", message, message.step)
+            case m.StateCopied():
+                return _kept(f"{work}.coordinator", message, message.step, message.copy_s)
+            case m.CheckpointSaved():
+                # A step may be saved twice: a checkpoint first, and what a stopped run lacks at its end.
+                return _kept(f"{work}.coordinator", message, message.step, message.save_s)
             case m.PolicyUpdate():
                 return Route(self.policy, None, persistent=True)
             case m.Fence():
