@@ -9,6 +9,8 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
+from beamline.runtime.checkpoints import POLICY, TrainerState
+from beamline.runtime.model_identity import ModelIdentity
 from beamline.trainer import checkpoint
 
 WEIGHTS = "model.safetensors"
@@ -16,7 +18,7 @@ WEIGHTS = "model.safetensors"
 
 def main(model: Path, root: Path, step: int, tensor: str = "") -> None:
     def write(draft: Path) -> None:
-        into = draft / checkpoint.POLICY / WEIGHTS
+        into = draft / POLICY / WEIGHTS
         if not tensor:
             shutil.copyfile(model / WEIGHTS, into)
             return
@@ -24,7 +26,9 @@ def main(model: Path, root: Path, step: int, tensor: str = "") -> None:
         tensors[tensor].view(-1)[0] += 1
         save_file(tensors, into)
 
-    checkpoint.save(root, model, checkpoint.TrainerState(step, "float32"), write)
+    identity = ModelIdentity.of(model)
+    state = TrainerState(step=step, dtype="float32", model=identity, layout={}, optimizer={})
+    checkpoint.save(root, model, state, write)
 
 
 if __name__ == "__main__":

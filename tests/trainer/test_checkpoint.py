@@ -11,8 +11,10 @@ from safetensors.torch import load_file
 
 from beamline.models import tiny
 from beamline.protocol.errors import WeightError
+from beamline.runtime import checkpoints
+from beamline.runtime.checkpoints import TrainerState
+from beamline.runtime.model_identity import ModelIdentity
 from beamline.trainer import checkpoint
-from beamline.trainer.checkpoint import TrainerState
 from beamline.trainer.fake_policy import FakePolicy
 from beamline.trainer.weights_out import write_safetensors
 
@@ -23,16 +25,26 @@ def model_dir(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
+def state_of(step: int, model_dir: Path) -> TrainerState:
+    return TrainerState(
+        step=step,
+        dtype="float32",
+        model=ModelIdentity.of(model_dir),
+        layout={"tensor": 1},
+        optimizer={"state": "device"},
+    )
+
+
 @pytest.fixture
 def root(tmp_path: Path, model_dir: Path) -> Path:
     for step in (1, 2):
-        checkpoint.save(tmp_path / "ckpt", model_dir, TrainerState(step, "float32"), FakePolicy(5, seed=step).save)
+        checkpoint.save(tmp_path / "ckpt", model_dir, state_of(step, model_dir), FakePolicy(5, seed=step).save)
     return tmp_path / "ckpt"
 
 
 def test_a_saved_checkpoint_is_whole_and_the_newest_is_latest(root: Path, model_dir: Path):
-    assert checkpoint.damage(root / "global_step_2") == ""
-    assert checkpoint.resolve(root) == checkpoint.resolve(root / "latest") == (root / "global_step_2").resolve()
+    assert checkpoints.damage(root / "global_step_2") == ""
+    assert checkpoints.resolve(root) == checkpoints.resolve(root / "latest") == (root / "global_step_2").resolve()
     assert [path.name for path in root.iterdir() if path.name.startswith(".")] == []
     policy = root / "global_step_2" / "policy"
     assert json.loads((policy / "config.json").read_text())["dtype"] == "float32"
@@ -42,10 +54,13 @@ def test_a_saved_checkpoint_is_whole_and_the_newest_is_latest(root: Path, model_
     assert torch.equal(loaded.table_VV, FakePolicy(5, seed=2).table_VV)
 
 
-def test_saving_a_step_again_changes_nothing(root: Path, model_dir: Path):
-    before = (root / "global_step_2" / "manifest.json").read_bytes()
-    checkpoint.save(root, model_dir, TrainerState(2, "float32"), FakePolicy(5, seed=99).save)
-    assert (root / "global_step_2" / "manifest.json").read_bytes() == before
+def test_a_step_that_is_saved_again_takes_the_place_of_the_first(root: Path, model_dir: Path):
+    checkpoint.save(root, model_dir, state_of(2, model_dir), FakePolicy(5, seed=99).save)
+    assert checkpoints.damage(root / "global_step_2") == ""
+    loaded = FakePolicy(5)
+    loaded.load(root / "global_step_2")
+    assert torch.equal(loaded.table_VV, FakePolicy(5, seed=99).table_VV)
+    assert sorted(path.name for path in root.iterdir()) == ["global_step_1", "global_step_2", "latest"]
 
 
 @pytest.mark.parametrize("harm", ["flip", "cut", "remove", "add", "manifest"])
@@ -65,13 +80,13 @@ def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_it_offered(r
         case "manifest":
             (folder / "manifest.json").unlink()
     with pytest.raises(WeightError, match=r"global_step_2 cannot be used: .*use .*global_step_1"):
-        checkpoint.resolve(root)
+        checkpoints.resolve(root)
 
 
 def test_a_damaged_checkpoint_is_written_anew(root: Path, model_dir: Path):
     (root / "global_step_2" / "policy" / "model.safetensors").write_bytes(b"")
-    checkpoint.save(root, model_dir, TrainerState(2, "float32"), FakePolicy(5, seed=2).save)
-    assert checkpoint.damage(root / "global_step_2") == ""
+    checkpoint.save(root, model_dir, state_of(2, model_dir), FakePolicy(5, seed=2).save)
+    assert checkpoints.damage(root / "global_step_2") == ""
 
 
 def export(*arguments: Path) -> subprocess.CompletedProcess[str]:

@@ -1,11 +1,9 @@
 """What `beamline eval` evaluates: which policy is meant, what is refused, how a recipe becomes a run of no step."""
 
-import json
 import os
 from pathlib import Path
 
 import pytest
-import xxhash
 
 from beamline.coordinator import cli
 from beamline.coordinator.eval_command import check_graded, eval_config, policy_of
@@ -16,6 +14,7 @@ from beamline.protocol.config import DataSection, EvalSet, RunConfig, RunSection
 from beamline.protocol.errors import BeamlineError, ConfigError
 from beamline.protocol.messages import EvalResult
 from beamline.runtime.run_files import write_config
+from made_checkpoints import make_checkpoint
 
 
 @pytest.fixture
@@ -34,17 +33,7 @@ def run_folder(config: RunConfig, tmp_path: Path) -> Path:
     write_config(folder, config)
     (folder / "launcher.lock").touch()
     for step in (1, 2):
-        checkpoint = folder / "checkpoints" / f"global_step_{step}"
-        (checkpoint / "policy").mkdir(parents=True)
-        content = f"step {step}".encode()
-        (checkpoint / "policy" / "config.json").write_bytes(content)
-        entry = {
-            "path": "policy/config.json",
-            "num_bytes": len(content),
-            "xxh3_128": xxhash.xxh3_128(content).hexdigest(),
-        }
-        (checkpoint / "manifest.json").write_text(json.dumps({"step": step, "files": [entry]}))
-    (folder / "checkpoints" / "latest").symlink_to("global_step_2")
+        make_checkpoint(folder / "checkpoints", step)
     return folder
 
 
@@ -72,7 +61,9 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_offered(config: R
     (run_folder / "checkpoints" / "global_step_2" / "policy" / "config.json").write_text("other")
     with pytest.raises(ConfigError) as error:
         policy_of(str(run_folder), config, os.environ)
-    assert "global_step_2 cannot be used: policy/config.json is not what its manifest.json says" in str(error.value)
+    assert "global_step_2 cannot be used: truncated: policy/config.json has 5 bytes, its manifest.json says" in str(
+        error.value
+    )
     assert f"use {run_folder / 'checkpoints' / 'global_step_1'}, the newest that is whole" in str(error.value)
 
 

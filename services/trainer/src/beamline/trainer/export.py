@@ -4,8 +4,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from beamline.runtime.export import export
 from beamline.runtime.request_program import exit_code
-from beamline.trainer import checkpoint
 
 
 def main() -> int:
@@ -15,7 +15,7 @@ def main() -> int:
     )
     parser.add_argument("directory", type=Path, help="where to write the model; new or empty")
     arguments = parser.parse_args()
-    return exit_code(lambda: print(checkpoint.export(arguments.checkpoint, arguments.directory)))
+    return exit_code(lambda: print(export(arguments.checkpoint, arguments.directory)))
 
 
 if __name__ == "__main__":

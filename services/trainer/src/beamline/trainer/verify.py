@@ -4,8 +4,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from beamline.runtime import checkpoints
 from beamline.runtime.request_program import exit_code
-from beamline.trainer import checkpoint
 
 
 def main() -> int:
@@ -14,7 +14,7 @@ def main() -> int:
         "checkpoint", type=Path, help="a checkpoint's folder, or the folder of all checkpoints for the newest"
     )
     arguments = parser.parse_args()
-    return exit_code(lambda: print(checkpoint.resolve(arguments.checkpoint)))
+    return exit_code(lambda: print(checkpoints.resolve(arguments.checkpoint)))
 
 
 if __name__ == "__main__":

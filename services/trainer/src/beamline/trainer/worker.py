@@ -30,6 +30,9 @@ from beamline.protocol.messages import (
     WorkerState,
 )
 from beamline.runtime.blob_store import BlobStore
+from beamline.runtime.checkpoint_manifest import read_manifest
+from beamline.runtime.checkpoints import TrainerState
+from beamline.runtime.model_identity import ModelIdentity
 from beamline.runtime.service import WorkerStatus, rss_bytes
 from beamline.runtime.trace_context import linked_span
 from beamline.runtime.waits import waiting
@@ -188,9 +191,11 @@ class TrainerWorker:
     def _save(self) -> CheckpointSaved:
         assert self._update is not None
         started, s = time.perf_counter(), self._settings
-        state = checkpoint.TrainerState(step=self._update.step, dtype=s.dtype)
+        state = TrainerState(
+            step=self._update.step, dtype=s.dtype, model=ModelIdentity.of(s.model_dir), layout={}, optimizer={}
+        )
         folder = checkpoint.save(s.checkpoints, s.model_dir, state, self._rank.save)
-        size = checkpoint.num_bytes(folder)
+        size = read_manifest(folder).num_bytes
         return CheckpointSaved(step=state.step, path=str(folder), num_bytes=size, save_s=time.perf_counter() - started)
 
     async def _run[T, **P](self, what: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -7,7 +7,8 @@ from typing import Any
 
 from beamline.models.routing import RoutingShape
 from beamline.protocol.doctor import ReadRequest
-from beamline.trainer import checkpoint
+from beamline.runtime import checkpoints
+from beamline.runtime.checkpoint_manifest import MANIFEST
 from beamline.trainer.model_dir import check_model_dir
 
 
@@ -38,10 +39,10 @@ class Subject:
         """
         path = Path(request.model)
         model, version = path, -1
-        if (path / checkpoint.LATEST).is_symlink() or (path / checkpoint.MANIFEST).exists():
-            folder = checkpoint.resolve(path)
+        if (path / checkpoints.LATEST).is_symlink() or (path / MANIFEST).exists():
+            folder = checkpoints.resolve(path)
             state = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
-            model, version = folder / checkpoint.POLICY, int(state["step"])
+            model, version = folder / checkpoints.POLICY, int(state["step"])
         check_model_dir(model)
         config: dict[str, Any] = json.loads((model / "config.json").read_text(encoding="utf-8"))
         return cls(
