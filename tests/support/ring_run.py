@@ -44,7 +44,12 @@ def configure(rng: random.Random, algorithm: dict[str, Any]) -> RunConfig:
                 "replicas": rng.randint(1, 2),
                 "sampling": {"groups_per_step": 4, "samples_per_group": 2, "max_response_tokens": 8},
             },
-            "trainer": {"num_steps": NUM_STEPS, "eval_interval": rng.choice([0, 2])},
+            "trainer": {
+                "num_steps": NUM_STEPS,
+                "eval_interval": rng.choice([0, 2]),
+                "checkpoint_interval": rng.randint(0, 2),
+                "export_interval": rng.randint(0, 3),
+            },
             "algorithm": algorithm,
         },
         RunConfig,
@@ -88,7 +93,9 @@ class Ring:
         self.mishaps = mishaps or Mishaps(
             failed=0.1, unmendable=0.2, equal_rewards=equal_rewards, abstained=0.05, spoiled=0.1, unready=0.1
         )
-        self.trainer = ScriptedTrainer(self.bus, "trainer-0", self.witness, self.min_version, self.mishaps)
+        self.trainer = ScriptedTrainer(
+            self.bus, "trainer-0", self.witness, self.min_version, self.mishaps, blobs=self.blobs
+        )
         self.reward = ScriptedReward(self.bus, "reward-0", 0, self.rng, self.mishaps)
         self.rollouts = [self.make_rollout(i, 0) for i in range(self.config.rollout.replicas)]
         self.num_kills, self.max_kills = 0, num_kills
@@ -191,6 +198,7 @@ def check(ring: Ring) -> list[dict[str, float]]:
     assert min(witness.staleness) >= 0 and max(witness.staleness) <= ring.config.coordinator.max_staleness
     assert counts["issued"] == counts["trained"] + counts["filtered"] + counts["stale"] + counts["failed"]
     assert counts["in_flight"] == 0
+    check_saves(ring)
     prompts, position = drawn_undisturbed(ring.cursor, counts["issued"])
     assert asyncio.run(ring.issued()) == prompts
     assert ring.core.state.position == position
@@ -201,3 +209,18 @@ def check(ring: Ring) -> list[dict[str, float]]:
     expected = {0, 2, 4} if ring.config.trainer.eval_interval else set()
     assert {evaluation.step for evaluation in summary.evaluations} == expected
     return [step.values for step in trained]
+
+
+def check_saves(ring: Ring) -> None:
+    """Each policy that was to be kept was kept once, and no blob of it is left."""
+    trainer = ring.config.trainer
+    last = trainer.num_steps
+    expected: dict[int, tuple[bool, bool]] = {}
+    for step in range(1, last + 1):
+        checkpoint = trainer.saves and (step % trainer.checkpoint_interval == 0 or step == last)
+        export = step == last or (trainer.export_interval > 0 and step % trainer.export_interval == 0)
+        if checkpoint or export:
+            expected[step] = (checkpoint, export)
+    assert {save.step: (save.checkpoint, save.export) for save in ring.witness.saves} == expected
+    assert len(ring.witness.saves) == len(expected)
+    assert not [owner for owner in ring.blobs.blobs if owner.startswith("save")]

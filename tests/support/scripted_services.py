@@ -12,9 +12,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+import msgspec
 from opentelemetry import trace
 
 from beamline.protocol import messages as m
+from beamline.protocol.saving import CoordinatorFiles
+from beamline.runtime.blob_store import BlobStore
 from beamline.runtime.bus import Bus
 
 tracer = trace.get_tracer(__name__)
@@ -31,10 +34,16 @@ class Mishaps:
     spoiled: float = 0.0
     unready: float = 0.0
     """Of first attempts to prepare or to load a policy."""
+    unsaved: float = 0.0
+    """Of steps that the trainer is asked to keep."""
 
     def spoils(self, group_id: str) -> bool:
         """Whether the trainer finds the group's blobs damaged; the same for every delivery."""
         return zlib.crc32(group_id.encode()) < self.spoiled * 2**32
+
+    def loses(self, step: int) -> bool:
+        """Whether the disk is full when the step is to be kept; the same for every request."""
+        return zlib.crc32(str(step).encode()) < self.unsaved * 2**32
 
 
 @dataclass
@@ -44,6 +53,12 @@ class Witness:
     trained_steps: list[int] = field(default_factory=list[int])
     trained_groups: list[str] = field(default_factory=list[str])
     staleness: list[int] = field(default_factory=list[int])
+    batches: dict[int, list[str]] = field(default_factory=dict[int, list[str]])
+    """Groups of each trained step, in order."""
+    saves: list[m.SaveRequest] = field(default_factory=list[m.SaveRequest])
+    """What was kept, once for every time."""
+    files: dict[int, dict[str, bytes]] = field(default_factory=dict[int, dict[str, bytes]])
+    """The coordinator's files in each checkpoint."""
 
 
 NO_MANIFEST = m.BlobRef(owner="policy", key="manifest", kind="weight_manifest", num_bytes=0, checksum="0" * 16)
@@ -136,11 +151,25 @@ class ScriptedTrainer(Worker):
     service = "trainer"
 
     def __init__(
-        self, bus: Bus, name: str, witness: Witness, min_versions: Callable[[str], int], mishaps: Mishaps
+        self,
+        bus: Bus,
+        name: str,
+        witness: Witness,
+        min_versions: Callable[[str], int],
+        mishaps: Mishaps,
+        *,
+        blobs: BlobStore | None = None,
+        first_version: int = 0,
     ) -> None:
         super().__init__(bus, name)
         self.witness, self.min_versions, self.mishaps = witness, min_versions, mishaps
+        self.blobs = blobs
+        self.first_version = first_version
         self.failed: dict[str, str] = {}
+        self.saved: dict[tuple[int, bool, bool], m.CheckpointSaved] = {}
+        self.writing = asyncio.Semaphore(1)
+        """A save is written beside the training, one at a time; a test may hold it up."""
+        self.writes: set[asyncio.Task[None]] = set()
 
     def loops(self) -> list[Awaitable[None]]:
         return [
@@ -151,13 +180,16 @@ class ScriptedTrainer(Worker):
 
     @tracer.start_as_current_span("start")
     async def announce(self) -> None:
-        self.version = 0
-        await self.bus.publish(self.update(0))
+        self.version = self.first_version
+        await self.bus.publish(self.update(self.version))
+
+    async def kill(self) -> None:
+        for write in self.writes:
+            write.cancel()
+        await asyncio.gather(*self.writes, return_exceptions=True)
+        await super().kill()
 
     async def phase(self, phase: m.Phase) -> None:
-        if phase.phase is m.PhaseName.CHECKPOINT and phase.granted:
-            saved = m.CheckpointSaved(step=self.version, path=f"global_step_{self.version}", num_bytes=1, save_s=0.1)
-            await self.bus.publish(saved)
         if phase.phase in (m.PhaseName.GENERATE, m.PhaseName.EVALUATE) and not phase.granted:
             report = m.LeaseReport(
                 service="trainer",
@@ -170,12 +202,51 @@ class ScriptedTrainer(Worker):
             )
             await self.bus.publish(report)
 
-    async def handle(self, batch: m.Message) -> m.Message:
-        assert isinstance(batch, m.TrainBatch)
+    async def handle(self, message: m.Message) -> m.Message:
+        match message:
+            case m.TrainBatch():
+                return await self.train(message)
+            case m.SaveRequest():
+                return await self.keep(message)
+            case _:
+                raise TypeError(type(message).__name__)
+
+    async def keep(self, request: m.SaveRequest) -> m.Message:
+        """Copy at once, write later; a request that was answered is answered the same way again."""
+        key = (request.step, request.checkpoint, request.export)
+        if key in self.saved:
+            await self.bus.publish(self.saved[key])
+        else:
+            assert request.step == self.version, "the policy has changed before it was copied"
+            self.witness.saves.append(request)
+            if request.coordinator_files is not None and self.blobs is not None:
+                payload = await self.blobs.get(request.coordinator_files)
+                self.witness.files[request.step] = CoordinatorFiles.decode(payload).files
+            self.saved[key] = self.answer(request)
+            write = asyncio.create_task(self.write(self.saved[key]))
+            self.writes.add(write)
+        return m.StateCopied(step=request.step, copy_s=0.01 * len(self.witness.saves))
+
+    async def write(self, saved: m.CheckpointSaved) -> None:
+        async with self.writing:
+            await self.bus.publish(saved)
+
+    def answer(self, request: m.SaveRequest) -> m.CheckpointSaved:
+        saved = m.CheckpointSaved(step=request.step, save_s=0.1 * len(self.witness.saves))
+        if self.mishaps.loses(request.step):
+            return msgspec.structs.replace(saved, error="no space left on device")
+        if request.checkpoint:
+            saved = msgspec.structs.replace(saved, path=f"checkpoints/global_step_{request.step}", num_bytes=1)
+        if request.export:
+            saved = msgspec.structs.replace(saved, export_path=f"exports/global_step_{request.step}/policy")
+        return saved
+
+    async def train(self, batch: m.TrainBatch) -> m.Message:
         if batch.step > self.version:
             self.witness.trained_steps.append(batch.step)
             ids = [group.group_id for group in batch.groups]
             self.failed = {name: "a blob is cut short" for name in ids if self.mishaps.spoils(name)}
+            self.witness.batches[batch.step] = ids
             self.witness.trained_groups += [name for name in ids if name not in self.failed]
             oldest = [self.min_versions(group.group_id) for group in batch.groups]
             self.witness.staleness += [batch.step - 1 - version for version in oldest]

@@ -56,10 +56,12 @@ def test_the_summary_holds_the_run_under_its_metric_names(finished_run: Path):
     assert summary["duration_s"] > 0 and summary["started"] < summary["finished"]
 
 
-def test_tokens_per_s_leaves_evaluations_out(run_dir: Path):
+def test_tokens_per_s_leaves_evaluations_and_checkpoints_out(run_dir: Path):
     recorder = open_recorder(run_dir)
     tokens = {"tokens/prompt": 40.0, "tokens/response": 60.0}
-    recorder.record_step(1, {"timing/step": 12.0, "timing/evaluate": 10.0, **tokens})
+    recorder.record_step(1, {"timing/step": 2.0, **tokens})
+    recorder.record_step(1, {"timing/evaluate": 10.0})
+    recorder.record_step(1, {"timing/checkpoint": 1.0})
     recorder.record_step(2, {"timing/step": 3.0, **tokens})
     assert recorder.finish("finished", LEDGER).tokens_per_s == pytest.approx(40.0)
 

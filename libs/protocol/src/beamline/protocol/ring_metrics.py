@@ -48,7 +48,13 @@ RING_METRICS: tuple[Metric, ...] = (
     ),
     step("timing/sync", "s", "coordinator", "until every live worker serves the new policy, or is left out of it"),
     step("timing/evaluate", "s", "coordinator", "evaluating this step's policy; absent where it was not evaluated"),
-    step("timing/checkpoint", "s", "coordinator", "saving a checkpoint; absent where there was none"),
+    step(
+        "timing/checkpoint",
+        "s",
+        "coordinator",
+        "waiting for the trainer's copy of a policy that it keeps, and at the run's end until all is written; absent "
+        "where nothing was kept",
+    ),
     step(
         "timing/step",
         "s",
@@ -173,7 +179,9 @@ RING_METRICS: tuple[Metric, ...] = (
         "the run goes on without so many, for they serve an older policy; `beamline status` says why",
     ),
     step("checkpoint/num_bytes", "bytes", "trainer", "size of the checkpoint; absent where there was none"),
-    step("checkpoint/save_s", "s", "trainer", "until it was written, part of `timing/checkpoint`"),
+    step("checkpoint/copy_s", "s", "trainer", "the copy of what is kept, part of `timing/checkpoint`"),
+    step("checkpoint/save_s", "s", "trainer", "until all was written; goes on beside the next steps"),
+    step("checkpoint/failed", "saves", "coordinator", "1 where this step could not be saved; the log says why"),
     gauge(
         "resources/rss_bytes/<worker>",
         "bytes",

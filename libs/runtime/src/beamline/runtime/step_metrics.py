@@ -10,9 +10,9 @@ log = logging.getLogger(__name__)
 
 LIVE = -1
 """The step of live numbers."""
-_AFTER_A_STEP = (PhaseName.GENERATE, PhaseName.CHECKPOINT, PhaseName.DONE)
+_AFTER_A_STEP = (PhaseName.GENERATE, PhaseName.DONE)
 """Phases that begin when all that belongs to the newest policy's step is over, its evaluation too."""
-_WITHIN_A_STEP = (PhaseName.SYNC, PhaseName.EVALUATE)
+_WITHIN_A_STEP = (PhaseName.SYNC, PhaseName.CHECKPOINT, PhaseName.EVALUATE)
 """Phases that belong to the step of the newest policy."""
 
 type Gauges = Callable[[], Mapping[str, float]]

@@ -20,7 +20,7 @@ class Admission:
 
     def __init__(self, core: Core, cursor: DataCursor, lease: Lease) -> None:
         self._core = core
-        self._cursor = cursor
+        self.cursor = cursor
         self._lease = lease
 
     async def republish(self) -> None:
@@ -39,14 +39,14 @@ class Admission:
     async def issue_next(self) -> None:
         """Draw the next prompt and issue it: journaled, then published."""
         number = self._core.ledger.counts()["issued"]
-        prompt, position = self._cursor.draw(self._core.state.position)
+        prompt, position = self.cursor.draw(self._core.state.position)
         await self._issue(self._group(f"g-{number:06d}", prompt), position)
 
     def data_metrics(self) -> dict[str, float]:
         """Where the data cursor stands."""
         state = self._core.state
         return {
-            "data/epoch": self._cursor.epoch(state.position),
+            "data/epoch": self.cursor.epoch(state.position),
             "data/position": float(state.position),
             "data/dropped_prompts": float(state.num_dropped),
         }

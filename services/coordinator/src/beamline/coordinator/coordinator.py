@@ -22,8 +22,10 @@ from beamline.coordinator.inbox import Inbox
 from beamline.coordinator.lease import Lease
 from beamline.coordinator.readiness import Readiness
 from beamline.coordinator.recorder import Recorder
-from beamline.coordinator.step_report import PhaseClock, group_metrics, sampling_metrics, saved_metrics, throughput
+from beamline.coordinator.saver import Saver
+from beamline.coordinator.step_report import PhaseClock, group_metrics, sampling_metrics, throughput
 from beamline.protocol import messages as m
+from beamline.protocol.errors import BeamlineError
 
 log = logging.getLogger(__name__)
 tracer = trace.get_tracer(__name__)
@@ -40,7 +42,8 @@ class Coordinator:
         self.evaluator = evaluator
         self.lease = lease
         self.recorder = recorder
-        self.inbox = Inbox(core, admission, evaluator)
+        self.saver = Saver(core, recorder, admission.cursor, self.enter, self.when)
+        self.inbox = Inbox(core, admission, evaluator, self.saver)
         self.ready = Readiness(core)
         self.fence = FenceKeeper(core)
         missing_groups = self.ready.missing_groups
@@ -48,17 +51,18 @@ class Coordinator:
         self.clock = PhaseClock()
 
     async def run(self) -> None:
-        """The whole run: wait for the workers, then evaluate and step until the last step, save, write the summary."""
+        """The whole run: wait for the workers, then save, evaluate and step until the last step; write the summary."""
         traces = self.core.traces
         with traces.start():
             await self.start()
         while self.ledger.step < self.core.last_step:
             with traces.step(self.ledger.step + 1):
+                await self.saver.save_if_due()
                 await self.evaluate_if_due()
                 await self.run_step()
         with traces.finish():
+            await self.saver.save_if_due()
             await self.evaluate_if_due()
-            await self.checkpoint()
             await self.finish()
 
     async def run_step(self) -> None:
@@ -138,18 +142,6 @@ class Coordinator:
         self.recorder.record_step(step, self.clock.spent())
         await self.core.commit(j.Evaluated(policy_version=step))
 
-    async def checkpoint(self) -> None:
-        """Have the trainer save its last policy."""
-        if self.ledger.step == 0 or self.ready.saved():
-            return
-        self.clock.start()
-        with self.clock.phase("checkpoint"):
-            await self.enter(m.PhaseName.CHECKPOINT)
-            saved = await self.when(
-                self.ready.saved, lambda: f"the trainer's checkpoint of step {self.ledger.step}", "trainer"
-            )
-        self.recorder.record_step(self.ledger.step, {**self.clock.spent(), **saved_metrics(saved)})
-
     async def start(self) -> None:
         """Wait until every service is alive, then take the newest policy through the workers, perhaps once more."""
         await self.admission.republish()
@@ -162,18 +154,25 @@ class Coordinator:
         self.core.pulse.beat()
 
     async def finish(self) -> None:
-        """End what is in flight, say that the run is done, write summary and report."""
+        """Wait for what is being saved, end what is in flight, say that the run is done, write summary and report.
+
+        Raises BeamlineError at the very end where the last policy could not be saved.
+        """
+        error, saves = await self.saver.finish(), self.core.state.saves
         left = self.ledger.open_groups()
         await self.core.commit(j.Closed())
         await self.core.release(left)
         await self.enter(m.PhaseName.DONE)
         await asyncio.to_thread(
             self.recorder.finish,
-            status="stopped" if self.core.stopping else "finished",
+            status="failed" if error else "stopped" if self.core.stopping else "finished",
             ledger=self.ledger.counts(),
-            checkpoint=saved.path if (saved := self.ready.saved()) else "",
+            checkpoint=saves.checkpoint.path if saves.checkpoint else "",
+            export=saves.export.export_path if saves.export else "",
             started=self.core.state.started,
         )
+        if error:
+            raise BeamlineError(f"the run's last policy, {self.ledger.step}, is not saved: {error}")
 
     async def enter(self, phase: m.PhaseName) -> None:
         """Acquire the lease for a phase of the step under way."""

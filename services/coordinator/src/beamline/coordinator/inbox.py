@@ -7,6 +7,7 @@ from beamline.coordinator import journal as j
 from beamline.coordinator.admission import Admission
 from beamline.coordinator.core import Core
 from beamline.coordinator.evaluator import Evaluator
+from beamline.coordinator.saver import Saver
 from beamline.protocol import messages as m
 
 log = logging.getLogger(__name__)
@@ -15,10 +16,11 @@ log = logging.getLogger(__name__)
 class Inbox:
     """The handlers of the coordinator's queue and subscriptions."""
 
-    def __init__(self, core: Core, admission: Admission, evaluator: Evaluator) -> None:
+    def __init__(self, core: Core, admission: Admission, evaluator: Evaluator, saver: Saver) -> None:
         self._core = core
         self._admission = admission
         self._evaluator = evaluator
+        self._saver = saver
 
     async def collect(self, message: m.Message) -> None:
         """One answer from the ring."""
@@ -42,8 +44,8 @@ class Inbox:
                 core.roster.record_loaded(message)
             case m.LeaseReport():
                 core.roster.record_release(message)
-            case m.CheckpointSaved():
-                await core.commit(j.Saved(saved=message))
+            case m.StateCopied() | m.CheckpointSaved():
+                await self._saver.take(message)
             case _:
                 raise TypeError(f"{type(message).__name__} does not belong on the coordinator's queue")
         core.pulse.beat()

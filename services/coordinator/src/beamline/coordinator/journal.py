@@ -3,7 +3,7 @@
 import msgspec
 
 from beamline.protocol.errors import ProtocolError
-from beamline.protocol.messages import CheckpointSaved, GroupFailed, PromptGroup, ScoredGroup
+from beamline.protocol.messages import CheckpointSaved, GroupFailed, PromptGroup, SaveRequest, ScoredGroup
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -15,6 +15,22 @@ class Booted(Record, kw_only=True, tag="Booted/1"):
 
     time: float
     """Unix time in seconds."""
+
+
+class Resumed(Record, kw_only=True, tag="Resumed/1"):
+    """The run goes on from a checkpoint of an earlier one of its name; nothing was decided before."""
+
+    path: str
+    """The checkpoint's folder."""
+    step: int
+    started: float
+    """Unix time in seconds of the run's first start."""
+    position: int
+    ends: dict[str, int]
+    """Groups by how they ended."""
+    prompts: list[PromptGroup]
+    """Groups in flight, as they are published again."""
+    evaluated: list[int]
 
 
 class Issued(Record, kw_only=True, tag="Issued/1"):
@@ -55,8 +71,20 @@ class Evaluated(Record, kw_only=True, tag="Evaluated/1"):
     policy_version: int
 
 
+class SaveAsked(Record, kw_only=True, tag="SaveAsked/1"):
+    """A request to keep a policy is about to be published."""
+
+    request: SaveRequest
+
+
+class Copied(Record, kw_only=True, tag="Copied/1"):
+    """The trainer has its copy of what it was asked to keep."""
+
+    step: int
+
+
 class Saved(Record, kw_only=True, tag="Saved/1"):
-    """The trainer's checkpoint is complete."""
+    """What was asked for is on disk, or came to nothing."""
 
     saved: CheckpointSaved
 
@@ -65,7 +93,9 @@ class Closed(Record, kw_only=True, tag="Closed/1"):
     """No further step: what was in flight ended as stale."""
 
 
-AnyRecord = Booted | Issued | Scored | Failed | Batched | Updated | Evaluated | Saved | Closed
+AnyRecord = (
+    Booted | Resumed | Issued | Scored | Failed | Batched | Updated | Evaluated | SaveAsked | Copied | Saved | Closed
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[AnyRecord] = msgspec.msgpack.Decoder(AnyRecord)

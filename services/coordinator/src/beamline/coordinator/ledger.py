@@ -9,7 +9,7 @@ A pure state machine: methods are synchronous, total and idempotent, and answer 
 `issued = trained + filtered + stale + failed + in_flight`.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import StrEnum
 
 import msgspec
@@ -82,6 +82,18 @@ class Ledger:
         self.loaded_version = -1
         """Policy version that every live worker serves."""
 
+    def restore(self, step: int, ends: Mapping[End, int], prompts: Iterable[PromptGroup]) -> None:
+        """Begin where an earlier ledger stood after a step: its counts, and its open groups, none of them answered.
+
+        Groups that ended there are counted, and otherwise unknown. Does nothing once the ledger has got so far itself.
+        """
+        if self.step >= step:
+            return
+        self.step = step
+        self._ends = {end: ends.get(end, 0) for end in End}
+        for prompt in prompts:
+            self.issue(prompt)
+
     @property
     def pending_step(self) -> int | None:
         """The step that is batched and not yet trained."""
@@ -118,6 +130,10 @@ class Ledger:
     def open_groups(self) -> list[str]:
         """Groups in flight."""
         return list(self._open)
+
+    def open_prompts(self) -> list[PromptGroup]:
+        """Their newest attempts, oldest group first."""
+        return [group.prompt for group in self._open.values()]
 
     def num_fresh(self) -> int:
         """Scored groups that wait for a batch, stale ones included."""
@@ -224,7 +240,7 @@ class Ledger:
     def counts(self) -> dict[str, int]:
         """issued, in_flight, and one figure for each end."""
         ends = {end.value: count for end, count in self._ends.items()}
-        return {"issued": len(self._ended) + len(self._open), **ends, "in_flight": len(self._open)}
+        return {"issued": sum(ends.values()) + len(self._open), **ends, "in_flight": len(self._open)}
 
     def _replaced(self, step: int, fresh: list[ScoredGroup]) -> list[ScoredGroup]:
         """Useless groups that end now, so that others are drawn in their place."""

@@ -3,7 +3,7 @@
 import time
 
 from beamline.coordinator.core import Core
-from beamline.protocol.messages import CheckpointSaved, PolicyUpdate
+from beamline.protocol.messages import PolicyUpdate
 
 MAX_NAMED = 4
 """Groups that are named one by one."""
@@ -19,11 +19,6 @@ class Readiness:
         """The trainer's update of the step or of a later one."""
         update = self._core.update
         return update if update and update.step >= step else None
-
-    def saved(self) -> CheckpointSaved | None:
-        """The last step's checkpoint, once it is complete."""
-        saved = self._core.state.saved
-        return saved if saved and saved.step == self._core.ledger.step else None
 
     def missing_groups(self) -> str:
         """What a batch still lacks, with the names of the oldest groups that nobody has answered."""

@@ -101,6 +101,7 @@ class Recorder:
         status: str,
         ledger: Mapping[str, int],
         checkpoint: str = "",
+        export: str = "",
         started: float | None = None,
     ) -> Summary:
         """Write `summary.json` and `report.html`, each as a whole.
@@ -108,7 +109,8 @@ class Recorder:
         Args:
             status: such as "finished", "stopped" or "failed".
             ledger: group counts, with the fields of `LedgerCounts`.
-            checkpoint: path of the last checkpoint; empty when there is none.
+            checkpoint: path of the newest whole checkpoint; empty when there is none.
+            export: path of the newest export, likewise.
             started: Unix time in seconds of the run's first start; None takes the oldest record's.
         """
         lines = self._metrics.read()
@@ -128,7 +130,7 @@ class Recorder:
             tokens_per_s=tokens_per_s(steps),
             ledger=msgspec.convert(dict(ledger), LedgerCounts),
             versions={service: dict(libraries) for service, libraries in self._versions.items()},
-            artifacts=self._artifacts(checkpoint),
+            artifacts=self._artifacts(checkpoint, export),
         )
         write_summary(self.run_dir / "summary.json", summary)
         write_report(self.run_dir)
@@ -144,12 +146,13 @@ class Recorder:
         for logger in (self._metrics, *self._loggers):
             logger.log(step, now, finite)
 
-    def _artifacts(self, checkpoint: str) -> Artifacts:
+    def _artifacts(self, checkpoint: str, export: str) -> Artifacts:
         return Artifacts(
             report=str(self.run_dir / "report.html"),
             metrics=str(self.run_dir / "metrics.jsonl"),
             logs=str(self.run_dir / "logs"),
             checkpoint=checkpoint,
+            export=export,
             evals=str(self.run_dir / "evals"),
             traces=str(self.run_dir / "traces") if self._config.telemetry.traces else "",
         )

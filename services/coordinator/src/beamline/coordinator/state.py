@@ -1,25 +1,31 @@
 """What a coordinator knows, as the sum of its journal: the same `apply` serves the live run and the replay."""
 
 from beamline.coordinator import journal as j
-from beamline.coordinator.ledger import Ledger
-from beamline.protocol.messages import CheckpointSaved
+from beamline.coordinator.ledger import End, Ledger
+from beamline.coordinator.saves import Saves
 
 
 class RunState:
-    """Ledger, data position and what was evaluated. No I/O."""
+    """Ledger, data position, what was evaluated and what was saved. No I/O."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
         self.position = 0
         """Data cursor: rows drawn so far, the dropped ones included."""
         self.boots = 0
-        """Coordinator processes that have served this run, this one included."""
+        """Coordinator processes that have served the run since it was launched, this one included."""
+        self.resumed: j.Resumed | None = None
+        """Where the run goes on, if it does."""
         self.evaluated: set[int] = set()
         """Policy versions whose evaluation is complete."""
-        self.saved: CheckpointSaved | None = None
-        """The newest complete checkpoint."""
-        self.started = 0.0
-        """Unix time of the first boot."""
+        self.saves = Saves()
+        self.launched = 0.0
+        """Unix time of the first boot since the run was launched."""
+
+    @property
+    def started(self) -> float:
+        """Unix time of the run's first boot, which a resumed run has had in an earlier launch."""
+        return self.resumed.started if self.resumed else self.launched
 
     @property
     def num_dropped(self) -> int:
@@ -31,7 +37,9 @@ class RunState:
         match record:
             case j.Booted():
                 self.boots += 1
-                self.started = self.started or record.time
+                self.launched = self.launched or record.time
+            case j.Resumed():
+                self._resume(record)
             case j.Issued():
                 self.ledger.issue(record.prompt)
                 self.position = max(self.position, record.position)
@@ -47,7 +55,20 @@ class RunState:
                 self.ledger.record_update(record.step, record.failed)
             case j.Evaluated():
                 self.evaluated.add(record.policy_version)
+            case j.SaveAsked():
+                self.saves.record_request(record.request)
+            case j.Copied():
+                self.saves.record_copied(record.step)
             case j.Saved():
-                self.saved = record.saved
+                self.saves.record_saved(record.saved)
             case j.Closed():
                 self.ledger.close()
+
+    def _resume(self, record: j.Resumed) -> None:
+        if self.resumed is not None:
+            return
+        self.resumed = record
+        self.ledger.restore(record.step, {End(end): count for end, count in record.ends.items()}, record.prompts)
+        self.position = record.position
+        self.evaluated.update(record.evaluated)
+        self.saves.resume(record.step, record.path)

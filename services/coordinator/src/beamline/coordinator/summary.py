@@ -56,6 +56,8 @@ class Artifacts(_Record, frozen=True, kw_only=True):
     logs: str
     checkpoint: str
     evals: str
+    export: str = ""
+    """A Hugging Face directory; empty where there is none."""
     traces: str = ""
     """Empty where none were kept."""
 
@@ -113,13 +115,11 @@ def timing_total(steps: Sequence[StepValues]) -> dict[str, float]:
 
 
 def tokens_per_s(steps: Sequence[StepValues]) -> float | None:
-    """Prompt and response tokens by the seconds of the steps that tell both, evaluations and checkpoints left out."""
+    """Prompt and response tokens by the seconds of the steps that tell both; `timing/step` has neither evaluations nor
+    checkpoints in it."""
     told = [step.values for step in steps if {"tokens/prompt", "tokens/response", "timing/step"} <= step.values.keys()]
     tokens = sum(values["tokens/prompt"] + values["tokens/response"] for values in told)
-    seconds = sum(
-        values["timing/step"] - values.get("timing/evaluate", 0.0) - values.get("timing/checkpoint", 0.0)
-        for values in told
-    )
+    seconds = sum(values["timing/step"] for values in told)
     return tokens / seconds if seconds > 0 else None
 
 

@@ -59,7 +59,7 @@ class Traces:
     def _root(self, name: str, number: int, step: int | None = None, *, is_continued: bool = True) -> Iterator[None]:
         """What is cut short leaves its root to the process that goes on with it, where one does."""
         attributes = {"beamline.run": self._run} | ({} if step is None else {STEP: step})
-        with given_ids(RootIds.of(self._run, self._state.started, name, number)):
+        with given_ids(RootIds.of(self._run, self._state.launched, name, number)):
             span = tracer.start_span(name, context=Context(), attributes=attributes)
         outside = Context() if step is None else baggage.set_baggage(STEP, str(step), Context())
         token, is_left = context.attach(outside), False

@@ -48,7 +48,9 @@ class Progress:
                 return self._worker(message)
             case Phase():
                 return self._enter(message)
-            case Metrics() if message.service == "coordinator" and message.step > 0:
+            case Metrics() if message.service == "coordinator" and "checkpoint/failed" in message.values:
+                return [save_line(message.step, message.values)]
+            case Metrics() if message.service == "coordinator" and "timing/step" in message.values:
                 return [step_line(message.step, self.view.num_steps, message.values)]
             case EvalResult():
                 return [eval_line(message)]
@@ -105,6 +107,14 @@ def step_line(step: int, num_steps: int, values: Mapping[str, float]) -> str:
         )
         parts.append(f"{values['timing/step']:.1f} s" + (f" ({shares})" if shares else ""))
     return "  ".join(parts)
+
+
+def save_line(step: int, values: Mapping[str, float]) -> str:
+    """What came of a save in one line: `saved policy 6  12.3 MiB in 0.4 s`."""
+    if values["checkpoint/failed"]:
+        return f"policy {step} is NOT saved, and the run goes on: logs/coordinator.log says why"
+    size = f"  {values['checkpoint/num_bytes'] / 2**20:.1f} MiB" if "checkpoint/num_bytes" in values else "  exported"
+    return f"saved policy {step}{size} in {values['checkpoint/save_s']:.1f} s"
 
 
 def eval_line(result: EvalResult) -> str:

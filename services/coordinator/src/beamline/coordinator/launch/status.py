@@ -68,6 +68,7 @@ def artifact_lines(run_dir: Path, summary: Summary) -> list[str]:
         ("logs", artifacts.logs),
         ("traces", artifacts.traces),
         ("checkpoint", artifacts.checkpoint),
+        ("export", artifacts.export),
     ]
     return [f"  {name:<11}{_from_here(path)}" for name, path in paths if path]
 

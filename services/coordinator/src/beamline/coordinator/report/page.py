@@ -124,7 +124,7 @@ def _links(artifacts: Artifacts) -> list[tuple[str, str, str]]:
     """Name, path, and a link that is relative to the page; empty for what lies outside the run's folder."""
     folder = PurePath(artifacts.report).parent
     found: list[tuple[str, str, str]] = []
-    for name in ("metrics", "evals", "logs", "traces", "checkpoint"):
+    for name in ("metrics", "evals", "logs", "traces", "checkpoint", "export"):
         path = getattr(artifacts, name)
         inside = bool(path) and PurePath(path).is_relative_to(folder)
         found.append((name, path, PurePath(path).relative_to(folder).as_posix() if inside else ""))
