@@ -1,0 +1,170 @@
+"""One bucket's AdamW update by torch's own fused kernel, where the parameters are.
+
+The gradient's slice is scaled into scratch memory of a fixed size, so that the caller's gradients stay as they are and
+a step that failed can be repeated.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from beamline.diskoptim.buffers import Buffer
+from beamline.diskoptim.groups import Group
+from beamline.diskoptim.layout import CUT, Piece, Placement
+
+MAX_SCRATCH = 2**18
+"""Elements. So much of gradient and state stays in a core's cache from scaling to update."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaling:
+    """What gradients are multiplied by, one after the other; each rounds."""
+
+    factors: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """`length` elements of a parameter from `start`, at `position` of a bucket."""
+
+    name: str
+    start: int
+    position: int
+    length: int
+
+
+Batch = tuple[Group, list[Part]]
+"""Parts of one group that together fit the scratch memory: one call of the kernel."""
+
+
+class Plan:
+    """Which calls of the kernel update each bucket."""
+
+    def __init__(self, groups: Sequence[Group], placements: Mapping[str, Placement], scratch: int) -> None:
+        self._scratch = scratch
+        group_of = {name: group for group in groups for name in group.parameters}
+        self.buckets: dict[int, list[Batch]] = {}
+        for name, place in placements.items():
+            for start, piece in zip(place.starts, place.pieces, strict=True):
+                for part in self._parts(name, start, piece):
+                    self._add(self.buckets.setdefault(piece.bucket, []), group_of[name], part)
+
+    def _parts(self, name: str, start: int, piece: Piece) -> Iterator[Part]:
+        for skipped in range(0, piece.length, self._scratch):
+            length = min(self._scratch, piece.length - skipped)
+            yield Part(name, start + skipped, piece.position + skipped, length)
+
+    def _add(self, batches: list[Batch], group: Group, part: Part) -> None:
+        if not batches or batches[-1][0] is not group or _room(batches[-1]) + part.length > self._scratch:
+            batches.append((group, []))
+        batches[-1][1].append(part)
+
+
+class HostUpdate:
+    """In the host's memory, on the buffer itself."""
+
+    def __init__(self, plan: Plan, scratch: int) -> None:
+        self._plan = plan
+        self._scratch = torch.empty(scratch)
+
+    def __call__(
+        self,
+        index: int,
+        buffer: Buffer,
+        gradients: Mapping[str, torch.Tensor],
+        scaling: Scaling,
+        num_steps: int,
+    ) -> None:
+        """Update bucket `index` in place, and the parameters with it. `num_steps` counts this one."""
+        update_values(self._plan.buckets[index], buffer.values, gradients, scaling, num_steps, self._scratch)
+
+
+class DeviceUpdate:
+    """On a GPU, in a stream of its own: pinned buffer to the device, update, and back."""
+
+    def __init__(self, plan: Plan, scratch: int, device: torch.device, buffers: Sequence[Buffer]) -> None:
+        for buffer in buffers:
+            buffer.pin()
+        self._plan = plan
+        self._scratch = torch.empty(scratch, device=device)
+        self._values = torch.empty_like(buffers[0].values, device=device)
+        self._stream = torch.cuda.Stream(device)
+
+    def __call__(
+        self,
+        index: int,
+        buffer: Buffer,
+        gradients: Mapping[str, torch.Tensor],
+        scaling: Scaling,
+        num_steps: int,
+    ) -> None:
+        """As HostUpdate's. Returns when the bucket is in the buffer again; reading and writing go on meanwhile."""
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        with torch.cuda.stream(self._stream):
+            self._values.copy_(buffer.values, non_blocking=True)
+            update_values(self._plan.buckets[index], self._values, gradients, scaling, num_steps, self._scratch)
+            buffer.values.copy_(self._values, non_blocking=True)
+        self._stream.synchronize()
+
+
+@torch.no_grad()
+def update_values(
+    batches: Sequence[Batch],
+    values: torch.Tensor,
+    gradients: Mapping[str, torch.Tensor],
+    scaling: Scaling,
+    num_steps: int,
+    scratch: torch.Tensor,
+) -> None:
+    """AdamW on the parts of a bucket whose [section, capacity] is `values`; then the weights, rounded, to the
+    parameters."""
+    main, exp_avg, exp_avg_sq = values
+    step = torch.tensor(float(num_steps), device=values.device)
+    for group, parts in batches:
+        slices = [slice(part.position, part.position + part.length) for part in parts]
+        mains = [main[place] for place in slices]
+        torch.ops.aten._fused_adamw_(
+            mains,
+            _scaled(parts, gradients, scaling, scratch),
+            [exp_avg[place] for place in slices],
+            [exp_avg_sq[place] for place in slices],
+            [],
+            [step] * len(parts),
+            lr=group.lr,
+            beta1=group.betas[0],
+            beta2=group.betas[1],
+            weight_decay=group.weight_decay,
+            eps=group.eps,
+            amsgrad=False,
+            maximize=False,
+        )
+        for part, weights in zip(parts, mains, strict=True):
+            parameter = group.parameters[part.name].view(-1)
+            parameter[part.start : part.start + part.length].copy_(weights)
+
+
+def _scaled(
+    parts: Sequence[Part], gradients: Mapping[str, torch.Tensor], scaling: Scaling, scratch: torch.Tensor
+) -> list[torch.Tensor]:
+    """The gradients of the parts in float32, scaled; those that need neither are not copied."""
+    scaled: list[torch.Tensor] = []
+    filled = 0
+    for part in parts:
+        gradient = gradients[part.name][part.start : part.start + part.length]
+        if scaling.factors or gradient.dtype != torch.float32:
+            room = scratch[filled : filled + part.length]
+            filled += part.length
+            room.copy_(gradient)
+            for factor in scaling.factors:
+                room.mul_(factor)
+            gradient = room
+        scaled.append(gradient)
+    return scaled
+
+
+def _room(batch: Batch) -> int:
+    return sum(part.length for part in batch[1])
+
+
+assert MAX_SCRATCH % CUT == 0
