@@ -1,7 +1,8 @@
-"""Runs every test with the interpreter of the part it concerns, lint first; fails if anything failed.
+"""Runs every test with the interpreter of the part it concerns, and lint; fails if anything failed.
 
 `ENVIRONMENTS` says which interpreter a folder needs, `TWICE` where a second one runs it too. A test file that no folder
-covers is an error, as is a missing interpreter: nothing is left out in silence.
+covers is an error, as is a missing interpreter: nothing is left out in silence. Two things run at a time: most tests
+keep one core busy, so what needs vLLM runs beside all else; the folders in `WHOLE` come after that, one by one.
 """
 
 import argparse
@@ -9,11 +10,14 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterable
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -54,15 +58,39 @@ TWICE = {"tests/models/transformers": "rollout"}
 """Folders that run in a second environment too: rollout and trainer have transformers of different versions."""
 
 
+WHOLE = ("tests/unit", "tests/ring", "tests/doctor", "tests/dashboard", "tests/e2e")
+"""Folders that keep every core busy by themselves: nothing runs beside them."""
+
 PARALLEL = ("tests/unit", "tests/ring", "tests/dashboard")
-"""Folders whose tests need neither an engine nor the whole machine: two processes share them out."""
+"""Those of them whose tests need no engine: two processes share them out."""
+
+ENGINE = "rollout"
+"""What runs with this interpreter runs in one lane, with lint; all other folders in the second."""
+
+_printing = threading.Lock()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One command of the suite: a folder's tests, or lint."""
+
+    name: str
+    """A folder of the table, or `lint`."""
+    environment: str
+    command: Sequence[str | Path]
+    report: Path | None
+    """Where pytest counts its tests; lint has none."""
+
+    @property
+    def title(self) -> str:
+        return f"{self.name} ({self.environment})" if self.report else self.name
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """One pytest run. Counts are tests; `code` is pytest's exit code."""
+    """One job's end. Counts are tests; `code` is the command's exit code."""
 
-    folder: str
+    name: str
     code: int
     passed: int
     failed: int
@@ -100,16 +128,61 @@ def environments(folder: str) -> list[str]:
     return [ENVIRONMENTS[folder], *([TWICE[folder]] if folder in TWICE else [])]
 
 
-def run_folder(folder: str, environment: str, files: list[Path], report: Path) -> Outcome:
-    """One pytest process over the files of a folder."""
-    print(f"\n== {folder} ({environment})", flush=True)
+def jobs_of(folders: dict[str, list[Path]], reports: Path, *, with_lint: bool) -> list[Job]:
+    """Everything that is to run, lint first. Pytest's own counts go to files in `reports`."""
+    jobs = [Job(name="lint", environment=ENGINE, command=[ROOT / "tools/lint.sh"], report=None)] if with_lint else []
+    for folder, files in folders.items():
+        for environment in environments(folder):
+            report = reports / f"{len(jobs)}.xml"
+            workers = ["-n", "2"] if folder in PARALLEL else []
+            pytest = [INTERPRETERS[environment], "-m", "pytest", "-q", *workers, f"--junitxml={report}"]
+            jobs.append(Job(name=folder, environment=environment, command=[*pytest, *files], report=report))
+    return jobs
+
+
+def run_jobs(jobs: Sequence[Job]) -> list[Outcome]:
+    """Run what can share the machine in two lanes, then the rest; outcomes come in the order of the jobs."""
+    beside = [job for job in jobs if job.name not in WHOLE]
+    lanes = [[job for job in beside if (job.environment == ENGINE) == is_engine] for is_engine in (True, False)]
+    outcomes: dict[int, Outcome] = {}
+    if all(lanes):
+        pools = [ThreadPoolExecutor(1) for _ in lanes]
+        try:
+            futures = {
+                id(job): pool.submit(run_beside, job) for pool, lane in zip(pools, lanes, strict=True) for job in lane
+            }
+            outcomes = {key: future.result() for key, future in futures.items()}
+        finally:
+            for pool in pools:
+                pool.shutdown(cancel_futures=True)
+    return [outcomes.get(id(job)) or run_alone(job) for job in jobs]
+
+
+def run_alone(job: Job) -> Outcome:
+    """Run a job whose output is seen while it comes."""
+    print(f"\n== {job.title}", flush=True)
+    return run_job(job, None)
+
+
+def run_beside(job: Job) -> Outcome:
+    """Run a job beside another one: what it writes is shown when it has ended."""
+    print(f"== {job.title} begins", flush=True)
+    # A file, since a process that a test has left behind would hold a pipe open.
+    with tempfile.TemporaryFile() as output:
+        outcome = run_job(job, output)
+        output.seek(0)
+        with _printing:
+            print(f"\n== {job.title}\n{output.read().decode(errors='replace')}", flush=True)
+    return outcome
+
+
+def run_job(job: Job, output: IO[bytes] | None) -> Outcome:
+    """Run its command to the end."""
     started = time.monotonic()
-    workers = ["-n", "2"] if folder in PARALLEL else []
-    command = [INTERPRETERS[environment], "-m", "pytest", "-q", *workers, f"--junitxml={report}", *map(str, files)]
-    code = subprocess.run(command, cwd=ROOT, check=False).returncode
-    total, failed, skipped = _counts(report)
+    code = subprocess.run(job.command, cwd=ROOT, check=False, stdout=output, stderr=output).returncode
+    total, failed, skipped = _counts(job.report) if job.report else (0, 0, 0)
     return Outcome(
-        folder=folder,
+        name=job.name,
         code=code,
         passed=total - failed - skipped,
         failed=failed,
@@ -130,19 +203,17 @@ def _counts(report: Path) -> tuple[int, int, int]:
     return total("tests"), total("failures", "errors"), total("skipped")
 
 
-def summarise(outcomes: Iterable[Outcome], lint_failed: bool) -> int:
+def summarise(outcomes: Sequence[Outcome], seconds: float) -> int:
     """Print the table and the closing line; returns the exit code."""
-    outcomes = list(outcomes)
     print("\n== summary")
     for outcome in outcomes:
         mark = "ok" if outcome.code == 0 else "FAILED"
         counts = f"{outcome.passed} passed, {outcome.failed} failed, {outcome.skipped} skipped"
-        print(f"{mark:<7}{outcome.folder:<28}{counts:<40}{outcome.seconds:6.0f} s")
-    if lint_failed:
-        print("FAILED lint")
+        counts = "" if outcome.name == "lint" else counts
+        print(f"{mark:<7}{outcome.name:<28}{counts:<40}{outcome.seconds:6.0f} s")
     passed, failed, skipped = (sum(getattr(o, name) for o in outcomes) for name in ("passed", "failed", "skipped"))
-    print(f"{passed} passed, {failed} failed, {skipped} skipped", flush=True)
-    return int(lint_failed or any(outcome.code for outcome in outcomes))
+    print(f"{passed} passed, {failed} failed, {skipped} skipped in {seconds:.0f} s", flush=True)
+    return int(any(outcome.code for outcome in outcomes))
 
 
 def main() -> int:
@@ -151,14 +222,13 @@ def main() -> int:
     parser.add_argument("--no-lint", action="store_true", help="only the tests")
     arguments = parser.parse_args()
     files = collect()
-    folders = [f for f in files if not arguments.folders or f.startswith(tuple(arguments.folders))]
-    if not folders:
+    chosen = {f: own for f, own in files.items() if not arguments.folders or f.startswith(tuple(arguments.folders))}
+    if not chosen:
         raise SystemExit(f"no folder begins with {' or '.join(arguments.folders)}: known are {', '.join(files)}")
-    chosen = [(folder, environment) for folder in folders for environment in environments(folder)]
-    lint_failed = not arguments.no_lint and subprocess.run([ROOT / "tools/lint.sh"], check=False).returncode != 0
+    started = time.monotonic()
     with tempfile.TemporaryDirectory() as reports:
-        outcomes = [run_folder(f, e, files[f], Path(reports) / f"{n}.xml") for n, (f, e) in enumerate(chosen)]
-    return summarise(outcomes, lint_failed)
+        outcomes = run_jobs(jobs_of(chosen, Path(reports), with_lint=not arguments.no_lint))
+    return summarise(outcomes, time.monotonic() - started)
 
 
 if __name__ == "__main__":

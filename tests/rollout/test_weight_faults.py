@@ -26,6 +26,7 @@ from beamline.weights.manifest import WeightManifest
 from rollout_bench import opened
 from rollout_messages import prompt_group
 from rollout_run import START_S, Run
+from shared_memory import segments
 
 PROGRAM = Path(__file__).parents[1] / "support" / "weight_owner.py"
 REFERENCE = Path(__file__).parents[1] / "parity" / "references" / "tiny-beam.safetensors"
@@ -97,7 +98,7 @@ async def sampled_logprobs(run: Run, name: str, version: int) -> np.ndarray:
 async def test_killed_trainers_and_workers_leave_the_policy_that_was_served(run: Run, sockets: Path) -> None:
     reference, inbox = load_file(REFERENCE), run.coordinator
     canary = m.Canary(tokens=reference["tokens"][0].tolist(), logprobs=reference["logprobs"][0].tolist())
-    shared = set(Path("/dev/shm").iterdir())
+    shared = segments()
     other = run.folder.parent / "other"
     tiny.build(tiny.TINY_BEAM, other, seed=8, randomise=True)
 
@@ -145,5 +146,5 @@ async def test_killed_trainers_and_workers_leave_the_policy_that_was_served(run:
     for owner in (first, last):
         owner.end()
     assert {path.name for path in sockets.iterdir()} == {"1.sock"}, "only what was killed leaves its socket"
-    left = {path.name for path in set(Path("/dev/shm").iterdir()) - shared}
-    assert not {name for name in left if not name.startswith("beamline-")}, f"left in shared memory: {left}"
+    left = segments() - shared
+    assert not left, f"left in shared memory: {left}"

@@ -21,15 +21,13 @@ from beamline.models import tiny
 from beamline.rollout import environment
 from beamline.rollout.engine import Engine
 from rollout_messages import close_owners
+from shared_memory import segments
 from tiny_engines import ENGINE, MAX_MODEL_TOKENS
 
 REFERENCES = Path(__file__).parents[1] / "references"
 MODELS = ("tiny-beam", "tiny-qwen3-moe")
 SEED, OTHER_SEED = 7, 8
 """Weights of the references, and others of the same shape."""
-
-
-SHARED_MEMORY = Path("/dev/shm")
 
 environment.prepare(num_threads=1)
 
@@ -92,7 +90,7 @@ def start() -> Start:
         from beamline.rollout import vllm_engine, vllm_settings
 
         config = msgspec.structs.replace(ENGINE, **changes)
-        before, segments = set(psutil.Process().children(recursive=True)), set(SHARED_MEMORY.iterdir())
+        before, shared = set(psutil.Process().children(recursive=True)), segments()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(vllm_settings, "WORKER", worker or vllm_settings.WORKER)
             engine = await vllm_engine.VllmEngine.start(
@@ -108,7 +106,7 @@ def start() -> Start:
             gc.collect()
         _, alive = psutil.wait_procs(list(started), timeout=20)
         assert not alive, f"still running after close: {alive}"
-        left = {path.name for path in set(SHARED_MEMORY.iterdir()) - segments if path.name.startswith("vllm")}
+        left = {name for name in segments() - shared if name.startswith("vllm")}
         assert not left, f"still in shared memory after close: {left}"
 
     return running

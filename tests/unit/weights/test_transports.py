@@ -18,6 +18,7 @@ from beamline.weights.shm import ShmOwner
 from beamline.weights.staging import Stage
 from beamline.weights.tensors import Shard
 from beamline.weights.transport import Owner
+from shared_memory import segments
 from weight_shards import assert_equal, bits_of, example, export, fetched, shards_of
 
 
@@ -219,4 +220,4 @@ def traces(directory: Path) -> tuple[int, list[str], list[str], list[str]]:
     """Descriptors and threads of this process, files, and named shared memory."""
     descriptors = len(os.listdir("/proc/self/fd"))
     threads = sorted(thread.name for thread in threading.enumerate())
-    return descriptors, threads, sorted(map(str, directory.rglob("*"))), sorted(os.listdir("/dev/shm"))
+    return descriptors, threads, sorted(map(str, directory.rglob("*"))), sorted(segments())
