@@ -1,8 +1,7 @@
-"""The trainer's handlers on a table policy: versions, redelivery, leases, checkpoints, blobs."""
+"""The trainer's handlers on a table policy: versions, redelivery, leases, blobs."""
 
 import os
 import resource
-from array import array
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -10,84 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from beamline.algorithms.losses import PolicyLoss
-from beamline.models import tiny
 from beamline.protocol import messages as m
-from beamline.protocol.blobs import Trajectories, VersionSpan, cumulative, encode_blob, pack_float32, pack_int32
-from beamline.protocol.config import OptimizerSection
 from beamline.protocol.errors import BeamlineError, BlobError, ProtocolError, WeightError
-from beamline.runtime import checkpoints
-from beamline.runtime.memory_blobs import MemoryBlobStore
-from beamline.runtime.service import WorkerStatus
 from beamline.trainer.assemble import assemble
 from beamline.trainer.fake_policy import FakePolicy
-from beamline.trainer.outlet import Outlet
-from beamline.trainer.peers import Alone
-from beamline.trainer.rank import Rank, StepSettings
-from beamline.trainer.worker import TrainerSettings, TrainerWorker
-from beamline.weights.manifest import WeightManifest
-from beamline.weights.shm import ShmOwner
-from trainer_weights import staged_weights
-
-VOCAB = 13
-
-
-class Bench:
-    """A worker with what is around it."""
-
-    def __init__(self, tmp_path: Path, thread: ThreadPoolExecutor) -> None:
-        tiny.build(tiny.TINY_BEAM, tmp_path / "model", seed=0)
-        self.policy, self.blobs, self.status = FakePolicy(VOCAB), MemoryBlobStore(), WorkerStatus()
-        self.sent: list[m.Message] = []
-        settings = TrainerSettings(
-            worker="trainer-0",
-            incarnation="abc",
-            optimizer=OptimizerSection(lr=0.5),
-            num_steps=10,
-            vocab_size=VOCAB,
-            model_dir=tmp_path / "model",
-            dtype="float32",
-            checkpoints=tmp_path / "ckpt",
-            colocated=True,
-        )
-        outlet = Outlet(owner=ShmOwner(tmp_path / "weights" / "rank-0.sock"), cuts=1)
-        self.rank = Rank(self.policy, Alone(), StepSettings(loss=PolicyLoss(), max_tokens=64), outlet)
-        self.worker = TrainerWorker(settings, self.rank, thread, self.blobs, self._publish, self.status)
-
-    async def _publish(self, message: m.Message) -> None:
-        self.sent.append(message)
-
-    async def group(self, name: str, lengths: list[int], seed: int) -> m.BlobRef:
-        rng = np.random.default_rng(seed)
-        blob = Trajectories(
-            group_id=name,
-            prompt_tokens=pack_int32(rng.integers(0, VOCAB, 4).tolist()),
-            cu_seqlens=cumulative(lengths),
-            tokens=pack_int32(rng.integers(0, VOCAB, sum(lengths)).tolist()),
-            loss_mask=memoryview(array("B", [1] * sum(lengths))),
-            rollout_logprobs=pack_float32(rng.normal(-2, 0.1, sum(lengths)).tolist()),
-            finish_reasons=[m.FinishReason.STOP] * len(lengths),
-            version_spans=[[VersionSpan(0, 0, length)] for length in lengths],
-            texts=[""] * len(lengths),
-        )
-        return await self.blobs.put(name, "trajectories", encode_blob(blob))
-
-    async def batch(self, step: int) -> m.TrainBatch:
-        lengths = [[5, 7], [6, 3]]
-        groups = [
-            m.TrainGroup(
-                group_id=f"g{i}",
-                data_source="sums",
-                trajectories=await self.group(f"g{i}", part, i),
-                advantages=[1.0, -1.0],
-            )
-            for i, part in enumerate(lengths)
-        ]
-        minis = [
-            m.MiniBatch(ranks=[[m.Place(group=i, sample=1), m.Place(group=i, sample=0)]])
-            for i, part in enumerate(lengths)
-        ]
-        return m.TrainBatch(step=step, groups=groups, mini_batches=minis)
+from trainer_bench import VOCAB, Bench, exported, lease
 
 
 @pytest.fixture
@@ -96,21 +22,6 @@ def bench(tmp_path: Path):
         bench = Bench(tmp_path, thread)
         yield bench
         bench.rank.close()
-
-
-async def exported(bench: Bench, update: m.PolicyUpdate) -> torch.Tensor:
-    """The table that an engine fetches."""
-    (table,) = staged_weights(WeightManifest.decode(await bench.blobs.get(update.manifest))).values()
-    return table
-
-
-async def lease(bench: Bench, sequence: int = 5) -> m.LeaseReport:
-    """What the trainer says when rollout is to have the devices."""
-    name = m.PhaseName.GENERATE
-    await bench.worker.on_phase(m.Phase(sequence=sequence, step=1, phase=name, policy_version=0, granted=False))
-    report = bench.sent[-1]
-    assert isinstance(report, m.LeaseReport)
-    return report
 
 
 async def test_policy_zero_is_the_model_as_loaded(bench: Bench):
@@ -140,7 +51,7 @@ async def test_a_batch_becomes_the_next_policy_and_its_repeat_the_same_answer(be
 async def test_a_step_that_skips_one_is_refused(bench: Bench):
     await bench.worker.publish_first()
     with pytest.raises(BeamlineError, match="batch of step 3 on top of policy 0"):
-        await bench.worker.handle(await bench.batch(3))
+        await bench.train(3)
     assert bench.policy.num_updates == 0
 
 
@@ -186,7 +97,7 @@ async def test_a_phase_of_rollout_is_answered_by_measured_memory(bench: Bench):
 
 async def test_a_lease_tells_of_gradients_that_are_still_there(bench: Bench):
     await bench.worker.publish_first()
-    await bench.worker.handle(await bench.batch(1))
+    await bench.train(1)
     assert (await lease(bench)).kept_bytes == 0
     bench.policy.table_VV.grad = torch.zeros_like(bench.policy.table_VV)  # as if the update had not let go of it
     assert (await lease(bench)).kept_bytes == VOCAB * VOCAB * 8
@@ -200,21 +111,7 @@ async def test_where_there_is_no_shared_memory_the_step_fails_and_the_policy_bef
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))  # the system refuses memory to be mapped too
     try:
         with pytest.raises(WeightError, match=r"rank 0 of the trainer cannot export its weights: .*shared memory"):
-            await bench.worker.handle(await bench.batch(1))
+            await bench.train(1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert torch.equal(await exported(bench, update), FakePolicy(VOCAB).table_VV.float())
-
-
-async def test_the_checkpoint_phase_saves_once(bench: Bench, tmp_path: Path):
-    await bench.worker.publish_first()
-    await bench.worker.handle(await bench.batch(1))
-    phase = m.Phase(sequence=7, step=1, phase=m.PhaseName.CHECKPOINT, policy_version=1, granted=True)
-    await bench.worker.on_phase(phase)
-    await bench.worker.on_phase(phase)
-    first, second = bench.sent[-2:]
-    assert isinstance(first, m.CheckpointSaved)
-    assert isinstance(second, m.CheckpointSaved)
-    assert (first.step, first.path) == (second.step, second.path)
-    assert checkpoints.resolve(tmp_path / "ckpt") == Path(first.path)
-    assert first.num_bytes > 0

@@ -82,9 +82,9 @@ class Unusable(ValueError):
     """What is wrong with a manifest, in words."""
 
 
-def manifest_of(folder: Path, step: int, created: float | None = None) -> bytes:
+def manifest_of(folder: Path, step: int, created: float | None = None, *, advance: Advance = lambda _: None) -> bytes:
     """The manifest of what is in a folder, to be written there last. Reads every file that no buckets cover."""
-    entries = [_entry(folder, path) for path in files_of(folder)]
+    entries = [_entry(folder, path, advance) for path in files_of(folder)]
     manifest = Manifest(step=step, created=time.time() if created is None else created, files=entries)
     return msgspec.json.format(msgspec.json.encode(manifest.sealed()), indent=2) + b"\n"
 
@@ -167,12 +167,12 @@ def _buckets(described: Path) -> list[_Bucket]:
     return msgspec.json.decode(described.read_bytes(), type=_Buckets).buckets
 
 
-def _entry(folder: Path, path: Path) -> Entry:
+def _entry(folder: Path, path: Path, advance: Advance) -> Entry:
     name, num_bytes = path.relative_to(folder).as_posix(), path.stat().st_size
     described = path.with_suffix(".json")
     if path.suffix == _STATE and described.is_file():
         return Entry(path=name, num_bytes=num_bytes, buckets_in=described.relative_to(folder).as_posix())
-    return Entry(path=name, num_bytes=num_bytes, xxh3_128=_hash(path, lambda _: None))
+    return Entry(path=name, num_bytes=num_bytes, xxh3_128=_hash(path, advance))
 
 
 def _hash(path: Path, advance: Advance) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from beamline.runtime.checkpoint_manifest import MANIFEST, manifest_of
+from beamline.runtime.checkpoint_manifest import MANIFEST, Advance, manifest_of
 from beamline.runtime.checkpoints import (
     DRAFT_SUFFIX,
     LATEST,
@@ -35,25 +35,30 @@ def begin(root: Path, step: int) -> Path:
     return draft
 
 
-def seal(draft: Path, state: TrainerState) -> Path:
-    """Finish a draft and give it its name, in the place of an older checkpoint of the step; returns its folder."""
+def seal(draft: Path, state: TrainerState, advance: Advance = lambda _: None) -> Path:
+    """Finish a draft and give it its name, in the place of an older checkpoint of the step; returns its folder.
+
+    Args:
+        advance: told of the bytes that were read; what it raises stops the work.
+    """
     (draft / TRAINER_STATE).write_bytes(msgspec.json.format(msgspec.json.encode(state), indent=2) + b"\n")
-    sync(draft)
-    (draft / MANIFEST).write_bytes(manifest_of(draft, state.step))
+    sync(draft, advance)
+    (draft / MANIFEST).write_bytes(manifest_of(draft, state.step, advance=advance))
     sync_file(draft / MANIFEST)
     sync_file(draft)
-    return publish(draft)
+    final = take_name(draft)
+    _point_latest(final)
+    return final
 
 
-def publish(draft: Path) -> Path:
-    """Give a complete draft its name, and point `latest` at it."""
-    root, final = draft.parent, draft.with_name(draft.name.removeprefix(".").removesuffix(DRAFT_SUFFIX))
+def take_name(draft: Path) -> Path:
+    """Give a complete draft its name, for good; what has had it is gone then."""
+    final = draft.with_name(draft.name.removeprefix(".").removesuffix(DRAFT_SUFFIX))
     old = draft_of(final.with_name(f"{final.name}.old"))
     if final.exists():
         final.rename(old)
     draft.rename(final)
-    sync_file(root)
-    _point_latest(root, final)
+    sync_file(final.parent)
     discard(old)
     return final
 
@@ -85,10 +90,11 @@ def remove_drafts(root: Path) -> list[Path]:
     return drafts
 
 
-def sync(folder: Path) -> None:
+def sync(folder: Path, advance: Advance = lambda _: None) -> None:
     """Have everything below a folder, and the folders themselves, written to disk."""
     for path in sorted(folder.rglob("*")):
         sync_file(path)
+        advance(0)
     sync_file(folder)
 
 
@@ -101,7 +107,8 @@ def sync_file(path: Path) -> None:
         os.close(descriptor)
 
 
-def _point_latest(root: Path, folder: Path) -> None:
+def _point_latest(folder: Path) -> None:
+    root = folder.parent
     draft = root / f".{LATEST}{DRAFT_SUFFIX}"
     draft.unlink(missing_ok=True)
     draft.symlink_to(folder.name)

@@ -49,11 +49,17 @@ class Save(Command, kw_only=True):
     directory: str
 
 
+class SaveWeights(Command, kw_only=True):
+    """`Rank.save_weights`"""
+
+    directory: str
+
+
 class Trim(Command, kw_only=True):
     """`Rank.trim`"""
 
 
-type AnyCommand = Join | Train | Export | Score | Save | Trim
+type AnyCommand = Join | Train | Export | Score | Save | SaveWeights | Trim
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[AnyCommand] = msgspec.msgpack.Decoder(AnyCommand)

@@ -78,6 +78,9 @@ class FakePolicy:
         return 0 if self.table_VV.grad is None else self.table_VV.grad.nbytes
 
     def save(self, directory: Path) -> None:
+        self.save_weights(directory)
+
+    def save_weights(self, directory: Path) -> None:
         save_file({"table.weight": self.table_VV.detach()}, directory / "policy" / "model.safetensors")
 
     def load(self, directory: Path) -> None:

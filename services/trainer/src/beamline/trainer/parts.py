@@ -5,15 +5,18 @@ import json
 from concurrent.futures import Executor
 from pathlib import Path
 
+import msgspec
 import torch
 from torch._C._distributed_c10d import TCPStore
 
 from beamline.models.weight_files import num_elements
 from beamline.protocol.config import Placement, RunConfig
 from beamline.protocol.subjects import Subjects
+from beamline.runtime.checkpoints import root_of
 from beamline.runtime.service import ServiceContext
 from beamline.runtime.shm_blobs import shm_root
 from beamline.trainer.commands import Join
+from beamline.trainer.keeping import STATE_BYTES, KeepingSettings
 from beamline.trainer.loss import policy_loss, reading, reward_penalty
 from beamline.trainer.megatron import distributed
 from beamline.trainer.megatron.build import DTYPES, build_model
@@ -24,6 +27,7 @@ from beamline.trainer.megatron.policy import MegatronPolicy
 from beamline.trainer.outlet import Outlet
 from beamline.trainer.peers import Alone
 from beamline.trainer.rank import Rank, StepSettings, Tell, tell_nobody
+from beamline.trainer.retention import Retention
 from beamline.trainer.worker import TrainerSettings, TrainerWorker
 from beamline.weights.choice import choose, free_memory_bytes, owner_of
 
@@ -69,21 +73,37 @@ def build_worker(context: ServiceContext, rank: Rank, thread: Executor) -> Train
     """The worker on the event loop's side of rank 0."""
     config = context.config
     model_dir = Path(config.model.path)
-    checkpoints = (
-        Path(config.trainer.checkpoint_path) if config.trainer.checkpoint_path else context.run_dir / "checkpoints"
-    )
     settings = TrainerSettings(
         worker=context.worker,
         incarnation=context.incarnation,
         optimizer=config.trainer.optimizer,
         num_steps=config.trainer.num_steps,
         vocab_size=json.loads((model_dir / "config.json").read_text(encoding="utf-8"))["vocab_size"],
-        model_dir=model_dir,
-        dtype=config.model.dtype,
-        checkpoints=checkpoints,
+        keeping=_keeping(config, context.run_dir),
         colocated=config.run.placement is Placement.COLOCATED,
     )
     return TrainerWorker(settings, rank, thread, context.blobs, context.bus.publish, context.status)
+
+
+def _keeping(config: RunConfig, run_dir: Path) -> KeepingSettings:
+    trainer, model_dir = config.trainer, Path(config.model.path)
+    parallel, num_weights = trainer.parallel, num_elements(model_dir)
+    return KeepingSettings(
+        model_dir=model_dir,
+        dtype=config.model.dtype,
+        checkpoints=root_of(run_dir, trainer.checkpoint_path),
+        exports=Path(trainer.export_path).resolve() if trainer.export_path else run_dir / "exports",
+        retention=Retention(num_newest=trainer.keep_checkpoints, every=trainer.keep_every),
+        layout={
+            "tensor": parallel.tensor,
+            "expert": parallel.expert,
+            "pipeline": parallel.pipeline,
+            "data": parallel.data,
+        },
+        optimizer=msgspec.to_builtins(trainer.optimizer),
+        policy_bytes=num_weights * DTYPES[config.model.dtype].itemsize,
+        state_bytes=num_weights * STATE_BYTES,
+    )
 
 
 def _outlet(config: RunConfig, run_dir: Path, rank: int) -> Outlet:

@@ -22,6 +22,10 @@ class NotFinite(BeamlineError, ArithmeticError):
     """A loss or gradient norm that is NaN or infinite; no update was applied."""
 
 
+class NotSaved(BeamlineError):
+    """Files that could not be written; weights and optimizer are as they were."""
+
+
 @dataclass(frozen=True)
 class ForwardBackward:
     """What the forward passes of one mini-batch found, over this rank's loss tokens."""
@@ -97,7 +101,15 @@ class Policy(Protocol):
         ...
 
     def save(self, directory: Path) -> None:
-        """Write `policy` and `optimizer` into a checkpoint directory."""
+        """Write `policy`, `optimizer` and what else `load` needs into a checkpoint directory.
+
+        Weights are held one file's worth at a time. Where a rank's disk fails it raises, after its part in what the
+        ranks do together.
+        """
+        ...
+
+    def save_weights(self, directory: Path) -> None:
+        """Write `policy` alone, likewise."""
         ...
 
     def load(self, directory: Path) -> None:

@@ -17,16 +17,19 @@ from beamline.protocol.messages import TrainBatch
 from beamline.runtime.blob_store import BlobStore
 from beamline.trainer.assemble import PLAIN, Reading, assemble
 from beamline.trainer.batch import Batch
-from beamline.trainer.commands import AnyCommand, Export, Save, Score, Train, Trim
+from beamline.trainer.commands import AnyCommand, Export, Save, SaveWeights, Score, Train, Trim
 from beamline.trainer.outlet import Outlet, join
 from beamline.trainer.peers import Peers
 from beamline.trainer.penalty import RewardPenalty
-from beamline.trainer.policy import Policy
+from beamline.trainer.policy import NotSaved, Policy
 from beamline.trainer.progress import Progress
 from beamline.trainer.train_step import StepConfig, train_step
+from beamline.trainer.weights_out import DISK_ERRORS
 from beamline.weights.manifest import WeightManifest
 
 _COUNT = struct.Struct("<q")
+_TOLD = ":"
+"""Before what a rank says of its files: nothing at all cannot be collected."""
 
 type Tell = Callable[[AnyCommand], None]
 """Sends a command to all other ranks."""
@@ -97,10 +100,17 @@ class Rank:
         return self._policy.score(tokens)
 
     def save(self, directory: Path) -> None:
-        """As `Policy.save`; when it returns, every rank has written its files."""
+        """As `Policy.save`; when it returns, every rank has written its files.
+
+        Raises NotSaved, on rank 0: which ranks have failed and why. All have taken part, and can go on.
+        """
         self._tell(Save(directory=str(directory)))
-        self._policy.save(directory)
-        self._peers.meet()
+        self._write(self._policy.save, directory)
+
+    def save_weights(self, directory: Path) -> None:
+        """As `Policy.save_weights`, likewise."""
+        self._tell(SaveWeights(directory=str(directory)))
+        self._write(self._policy.save_weights, directory)
 
     def trim(self) -> int:
         """Gradients and activations are gone since the last update; every rank hands their pages back to the system.
@@ -117,6 +127,18 @@ class Rank:
     def close(self) -> None:
         """Let go of everything that this rank has exported."""
         self._outlet.owner.close()
+
+    def _write(self, write: Callable[[Path], None], directory: Path) -> None:
+        """Write this rank's files, and learn on rank 0 how all have fared."""
+        error = ""
+        try:
+            write(directory)
+        except DISK_ERRORS as failure:
+            error = f"{failure}" or type(failure).__name__
+        errors = [part.decode().removeprefix(_TOLD) for part in self._peers.collect(f"{_TOLD}{error}".encode())]
+        told = [f"rank {rank}: {text}" if len(errors) > 1 else text for rank, text in enumerate(errors) if text]
+        if told:
+            raise NotSaved("; ".join(told))
 
     def _evened(self, share: Batch) -> Batch:
         """With as many micro-batches as the rank that needs the most: experts of other ranks take part in each."""

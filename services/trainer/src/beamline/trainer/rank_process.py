@@ -23,7 +23,7 @@ from beamline.runtime.json_log import set_up_logging
 from beamline.runtime.run_files import read_config
 from beamline.runtime.service import EXIT_CONFIG, EXIT_FAILED
 from beamline.trainer import commands, environment
-from beamline.trainer.commands import AnyCommand, Export, Join, Save, Score, Train, Trim
+from beamline.trainer.commands import AnyCommand, Export, Join, Save, SaveWeights, Score, Train, Trim
 from beamline.trainer.threads import num_threads
 
 if TYPE_CHECKING:
@@ -103,6 +103,8 @@ async def _prepared(command: AnyCommand, rank: "Rank", blobs: BlobStore) -> Call
             return partial(rank.score, command.tokens)
         case Save():
             return partial(rank.save, Path(command.directory))
+        case SaveWeights():
+            return partial(rank.save_weights, Path(command.directory))
         case Trim():
             return rank.trim
         case Join():

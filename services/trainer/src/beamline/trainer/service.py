@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from beamline.protocol.errors import BeamlineError
 from beamline.protocol.layout import check_layout
@@ -18,6 +19,9 @@ from beamline.trainer import environment
 from beamline.trainer.model_dir import check_model_dir
 from beamline.trainer.ranks import OtherRanks
 from beamline.trainer.threads import num_threads
+
+if TYPE_CHECKING:
+    from beamline.trainer.saving import Saver
 
 LEAVE_S = 8.0
 """How long the process may take to end after an error, which it reports first."""
@@ -39,10 +43,12 @@ async def main(context: ServiceContext) -> None:
     others = await OtherRanks.start(config.trainer.parallel.world_size, context.run_dir)
     context.status.waiting_for = "Megatron to start"
     thread = ThreadPoolExecutor(1, thread_name_prefix="policy")
-    closing = ExitStack()
+    closing, savers = ExitStack(), list["Saver"]()
     try:
-        await context.until_stopped(others.watch(), _serve(context, others, thread, closing))
+        await context.until_stopped(others.watch(), _serve(context, others, thread, closing, savers))
         await asyncio.to_thread(thread.shutdown)
+        for saver in savers:
+            await saver.finish()
     except Exception as error:
         _leave_soon()
         if not isinstance(error, BeamlineError):
@@ -54,7 +60,13 @@ async def main(context: ServiceContext) -> None:
         await others.close()
 
 
-async def _serve(context: ServiceContext, others: OtherRanks, thread: ThreadPoolExecutor, closing: ExitStack) -> None:
+async def _serve(
+    context: ServiceContext,
+    others: OtherRanks,
+    thread: ThreadPoolExecutor,
+    closing: ExitStack,
+    savers: list["Saver"],
+) -> None:
     config, bus = context.config, context.bus
     loop = asyncio.get_running_loop()
     # torch and Megatron take seconds to import: on the thread that will use them, beside the event loop.
@@ -66,8 +78,12 @@ async def _serve(context: ServiceContext, others: OtherRanks, thread: ThreadPool
     worker = parts.build_worker(context, rank, thread)
     context.status.waiting_for = ""
     context.gauges.append(worker.gauges)
+    await worker.saver.start()
+    savers.append(worker.saver)
     await worker.publish_first()
-    await context.until_stopped(bus.follow(Phase, worker.on_phase), bus.work("trainer", worker.handle))
+    await context.until_stopped(
+        bus.follow(Phase, worker.on_phase), bus.work("trainer", worker.handle), worker.saver.watch()
+    )
 
 
 async def _check_fresh(context: ServiceContext) -> None:

@@ -5,9 +5,15 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from beamline.diskoptim.errors import DiskOptimError
+from beamline.protocol.errors import WeightError
+
 SHARD_BYTES = 4 * 1024**3
+DISK_ERRORS = (OSError, SafetensorError, DiskOptimError, WeightError)
+"""What writing a checkpoint may raise because of where it is written."""
 
 type Exported = Iterable[tuple[str, torch.Tensor]]
 
@@ -15,12 +21,18 @@ type Exported = Iterable[tuple[str, torch.Tensor]]
 def write_safetensors(tensors: Exported, directory: Path, shard_bytes: int = SHARD_BYTES) -> None:
     """Write `model.safetensors`, or numbered shards of at most `shard_bytes` with their index.
 
-    One shard's tensors are held at a time.
+    One shard's tensors are held at a time. Raises OSError or SafetensorError where the disk fails, after it has gone
+    through the rest of the tensors: other ranks may take part in making them.
     """
-    shards: list[list[str]] = []
-    for number, shard in enumerate(_shards(tensors, shard_bytes)):
-        save_file(shard, directory / f"shard-{number}.safetensors", metadata={"format": "pt"})
-        shards.append(list(shard))
+    rest = iter(tensors)
+    try:
+        shards: list[list[str]] = []
+        for number, shard in enumerate(_shards(rest, shard_bytes)):
+            save_file(shard, directory / f"shard-{number}.safetensors", metadata={"format": "pt"})
+            shards.append(list(shard))
+    finally:
+        for _ in rest:
+            pass
     if len(shards) == 1:
         (directory / "shard-0.safetensors").rename(directory / "model.safetensors")
         return
@@ -33,7 +45,7 @@ def write_safetensors(tensors: Exported, directory: Path, shard_bytes: int = SHA
     (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
-def _shards(tensors: Exported, shard_bytes: int) -> Iterator[dict[str, torch.Tensor]]:
+def _shards(tensors: Iterator[tuple[str, torch.Tensor]], shard_bytes: int) -> Iterator[dict[str, torch.Tensor]]:
     shard: dict[str, torch.Tensor] = {}
     size = 0
     for name, tensor in tensors:

@@ -1,4 +1,4 @@
-"""The trainer's answers: a train batch becomes a policy update, a phase a lease report or a checkpoint.
+"""The trainer's answers: a train batch becomes a policy update, a save request a copy, a phase a lease report.
 
 All work on the policy runs on one thread, in the order in which it was asked for, which is the order in which rank 0
 passes it on to the other ranks; the event loop stays free for heartbeats and acks.
@@ -11,7 +11,6 @@ import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from pathlib import Path
 
 from opentelemetry import trace
 
@@ -19,27 +18,25 @@ from beamline.protocol.config import OptimizerSection
 from beamline.protocol.errors import BeamlineError
 from beamline.protocol.messages import (
     Canary,
-    CheckpointSaved,
     LeaseReport,
     Message,
     Metrics,
     Phase,
     PhaseName,
     PolicyUpdate,
+    SaveRequest,
     TrainBatch,
     WorkerState,
 )
 from beamline.runtime.blob_store import BlobStore
-from beamline.runtime.checkpoint_manifest import read_manifest
-from beamline.runtime.checkpoints import TrainerState
-from beamline.runtime.model_identity import ModelIdentity
 from beamline.runtime.service import WorkerStatus, rss_bytes
 from beamline.runtime.trace_context import linked_span
 from beamline.runtime.waits import waiting
-from beamline.trainer import checkpoint
 from beamline.trainer.batch import Batch
 from beamline.trainer.canary import canary_tokens
+from beamline.trainer.keeping import Keeping, KeepingSettings
 from beamline.trainer.rank import Rank
+from beamline.trainer.saving import Saver
 from beamline.trainer.schedule import learning_rate
 from beamline.weights.manifest import WeightManifest
 
@@ -61,9 +58,7 @@ class TrainerSettings:
     optimizer: OptimizerSection
     num_steps: int
     vocab_size: int
-    model_dir: Path
-    dtype: str
-    checkpoints: Path
+    keeping: KeepingSettings
     colocated: bool
 
 
@@ -85,17 +80,35 @@ class TrainerWorker:
         self._blobs = blobs
         self._publish = publish
         self._status = status
+        self.saver = Saver(Keeping(settings.keeping), rank, self._run, blobs, publish)
         self._update: PolicyUpdate | None = None
         self._trained_bytes = 0
 
     @tracer.start_as_current_span("start")
-    async def publish_first(self) -> None:
-        """Policy 0, so that every engine starts from the trainer's own weights."""
-        self._update = await self._make_update(0, {}, {})
+    async def publish_first(self, step: int = 0) -> None:
+        """The policy as it was loaded, so that every engine starts from the trainer's own weights.
+
+        Args:
+            step: whose policy it is: 0, or that of the checkpoint from which the run goes on.
+        """
+        self._update = await self._make_update(step, {}, {})
         await self._publish(self._update)
         self._status.state = WorkerState.READY
 
-    async def handle(self, message: TrainBatch) -> PolicyUpdate:
+    async def handle(self, message: Message) -> Message:
+        """A batch becomes the next policy, a save request a copy of the present one.
+
+        Raises as `train` does.
+        """
+        match message:
+            case TrainBatch():
+                return await self.train(message)
+            case SaveRequest():
+                return await self.saver.handle(message, self._status.policy_version)
+            case _:
+                raise TypeError(f"{type(message).__name__} does not belong on the trainer's queue")
+
+    async def train(self, message: TrainBatch) -> PolicyUpdate:
         """Train a step. A batch that was trained already is answered by the newest update.
 
         Raises BeamlineError for a batch that skips a step, ProtocolError and BlobError as `assemble` does, NotFinite as
@@ -130,14 +143,12 @@ class TrainerWorker:
         return self._rank.progress.gauges()
 
     async def on_phase(self, phase: Phase) -> None:
-        """Release memory before rollout asks for the devices, and report it then; save where the phase says so."""
+        """Release memory before rollout asks for the devices, and report it then."""
         if phase.phase in OTHERS_PHASES and self._settings.colocated and not phase.granted:
             await self._publish(await self._run("memory to be released", self._release, phase.sequence))
         elif phase.phase is PhaseName.SYNC and self._settings.colocated:
             # While the engines load, so that the next phase need not wait for it.
             await self._run("memory to be trimmed", self._rank.trim)
-        elif phase.phase is PhaseName.CHECKPOINT and phase.granted:
-            await self._publish(await self._run("the checkpoint to be written", self._save))
 
     def _train(self, message: TrainBatch, share: Batch) -> dict[str, float]:
         o = self._settings.optimizer
@@ -186,17 +197,6 @@ class TrainerWorker:
             kept_bytes=kept,
             resident_bytes=after,
         )
-
-    @tracer.start_as_current_span("save")
-    def _save(self) -> CheckpointSaved:
-        assert self._update is not None
-        started, s = time.perf_counter(), self._settings
-        state = TrainerState(
-            step=self._update.step, dtype=s.dtype, model=ModelIdentity.of(s.model_dir), layout={}, optimizer={}
-        )
-        folder = checkpoint.save(s.checkpoints, s.model_dir, state, self._rank.save)
-        size = read_manifest(folder).num_bytes
-        return CheckpointSaved(step=state.step, path=str(folder), num_bytes=size, save_s=time.perf_counter() - started)
 
     async def _run[T, **P](self, what: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Have the policy's thread, and with it all ranks, do `what`."""
