@@ -50,13 +50,12 @@ class Trainer(ScriptedTrainer):
         await super().announce()
         self.context.status.state = m.WorkerState.READY
 
-    async def handle(self, batch: m.Message) -> m.Message:
-        assert isinstance(batch, m.TrainBatch)
+    async def train(self, batch: m.TrainBatch) -> m.Message:
         await asyncio.sleep(TRAIN_S)
         await self.export(batch.step)
         if self.hoards:
             self.hoarding = asyncio.create_task(self.fill_the_store())
-        return await super().handle(batch)
+        return await super().train(batch)
 
     async def export(self, version: int) -> None:
         manifest = WeightManifest(policy_version=version, places=[], tensors=[])

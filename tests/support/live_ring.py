@@ -45,9 +45,9 @@ class HeldTrainer(ScriptedTrainer):
         for _ in range(num_steps):
             self._allowed.release()
 
-    async def handle(self, batch: m.Message) -> m.Message:
+    async def train(self, batch: m.TrainBatch) -> m.Message:
         await self._allowed.acquire()
-        return await super().handle(batch)
+        return await super().train(batch)
 
 
 class LiveRing:

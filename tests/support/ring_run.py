@@ -16,6 +16,7 @@ from beamline.coordinator.evaluator import Evaluator
 from beamline.coordinator.journal import Issued, decode_record
 from beamline.coordinator.parts import make_lease
 from beamline.coordinator.recorder import Recorder
+from beamline.coordinator.resume import evaluated_here, open_resume, resume
 from beamline.coordinator.summary import Summary
 from beamline.protocol.config import EvalSet, Placement, RunConfig
 from beamline.protocol.subjects import Subjects
@@ -67,6 +68,7 @@ class Ring:
         troubles: of the rollout workers by number; the others' policies fail at a first attempt by `mishaps.unready`.
         num_kills: how many services are killed at random moments.
         duplicate: share of deliveries that come twice.
+        first_version: the policy that the trainer begins with.
     """
 
     def __init__(
@@ -81,20 +83,27 @@ class Ring:
         troubles: Mapping[int, Trouble] | None = None,
         num_kills: int = 6,
         duplicate: float = 0.1,
+        first_version: int = 0,
     ) -> None:
         self.rng = random.Random(seed)
         self.config = config or configure(self.rng, algorithm or {})
         self.troubles = troubles or {}
         self.run_dir = run_dir
         self.hub = MemoryHub(Subjects("beamline", "ring"), seed=seed, duplicate=duplicate)
-        self.bus = MemoryBus(self.hub)
+        self.bus = self.coordinator_bus = MemoryBus(self.hub)
         self.blobs = MemoryBlobStore()
         self.witness = Witness()
         self.mishaps = mishaps or Mishaps(
             failed=0.1, unmendable=0.2, equal_rewards=equal_rewards, abstained=0.05, spoiled=0.1, unready=0.1
         )
         self.trainer = ScriptedTrainer(
-            self.bus, "trainer-0", self.witness, self.min_version, self.mishaps, blobs=self.blobs
+            self.bus,
+            "trainer-0",
+            self.witness,
+            self.min_version,
+            self.mishaps,
+            blobs=self.blobs,
+            first_version=first_version,
         )
         self.reward = ScriptedReward(self.bus, "reward-0", 0, self.rng, self.mishaps)
         self.rollouts = [self.make_rollout(i, 0) for i in range(self.config.rollout.replicas)]
@@ -122,14 +131,17 @@ class Ring:
         return taken[group_id].min_policy_version
 
     async def coordinate(self) -> None:
-        core = self.core = Core(self.config, self.bus, self.blobs)
+        core = self.core = Core(self.config, self.coordinator_bus, self.blobs)
         await core.replay()
         prompts = [Prompt(str(i), "sums", "4", [1] * (3 + i % 3 if i != 7 else 10)) for i in range(10)]
         cursor = self.cursor = DataCursor(prompts, lambda p: p, max_prompt_tokens=9, seed=0, source="prompts")
-        lease = self.lease = await make_lease(core)
+        found = open_resume(core, cursor, self.run_dir)
         recorder = Recorder(self.run_dir, self.config)
         sets = [(EvalSet(path="eval.parquet", num_samples=2), {"sums": Problems(prompts[:3])})]
         evaluator = self.evaluator = Evaluator(core, sets, recorder.record_eval)
+        if found is not None:
+            await resume(core, found, evaluated_here(self.run_dir, found.ledger.step, evaluator.names))
+        lease = self.lease = await make_lease(core)
         await Coordinator(core, Admission(core, cursor, lease), evaluator, lease, recorder).serve()
 
     async def issued(self) -> list[str]:

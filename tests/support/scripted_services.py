@@ -34,16 +34,18 @@ class Mishaps:
     spoiled: float = 0.0
     unready: float = 0.0
     """Of first attempts to prepare or to load a policy."""
-    unsaved: float = 0.0
-    """Of steps that the trainer is asked to keep."""
+    useless: float = 0.0
+    """Of groups whose rewards do not differ, by their ids."""
+    unsaved: frozenset[int] = frozenset()
+    """Steps for which the disk is full."""
 
     def spoils(self, group_id: str) -> bool:
         """Whether the trainer finds the group's blobs damaged; the same for every delivery."""
         return zlib.crc32(group_id.encode()) < self.spoiled * 2**32
 
-    def loses(self, step: int) -> bool:
-        """Whether the disk is full when the step is to be kept; the same for every request."""
-        return zlib.crc32(str(step).encode()) < self.unsaved * 2**32
+    def is_useless(self, group_id: str) -> bool:
+        """Whether nothing can be learned from the group; the same in every run."""
+        return zlib.crc32(f"useless {group_id}".encode()) < self.useless * 2**32
 
 
 @dataclass
@@ -121,7 +123,7 @@ class ScriptedReward(Worker):
     async def handle(self, group: m.Message) -> m.Message:
         assert isinstance(group, m.TrajectoryGroup)
         rewards = [1.0, -1.0] * len(group.response_lengths)
-        if self.rng.random() < self.mishaps.equal_rewards:
+        if self.rng.random() < self.mishaps.equal_rewards or self.mishaps.is_useless(group.group_id):
             rewards = [1.0] * len(rewards)
         grades = [
             m.Grade(reward=None, breakdown={}, why="the grader hung")
@@ -166,6 +168,7 @@ class ScriptedTrainer(Worker):
         self.blobs = blobs
         self.first_version = first_version
         self.failed: dict[str, str] = {}
+        self.begun = set[tuple[int, bool, bool]]()
         self.saved: dict[tuple[int, bool, bool], m.CheckpointSaved] = {}
         self.writing = asyncio.Semaphore(1)
         """A save is written beside the training, one at a time; a test may hold it up."""
@@ -216,24 +219,24 @@ class ScriptedTrainer(Worker):
         key = (request.step, request.checkpoint, request.export)
         if key in self.saved:
             await self.bus.publish(self.saved[key])
-        else:
+        elif key not in self.begun:
+            self.begun.add(key)
             assert request.step == self.version, "the policy has changed before it was copied"
             self.witness.saves.append(request)
             if request.coordinator_files is not None and self.blobs is not None:
                 payload = await self.blobs.get(request.coordinator_files)
                 self.witness.files[request.step] = CoordinatorFiles.decode(payload).files
-            self.saved[key] = self.answer(request)
-            write = asyncio.create_task(self.write(self.saved[key]))
-            self.writes.add(write)
+            self.writes.add(asyncio.create_task(self.write(key, self.answer(request))))
         return m.StateCopied(step=request.step, copy_s=0.01 * len(self.witness.saves))
 
-    async def write(self, saved: m.CheckpointSaved) -> None:
+    async def write(self, key: tuple[int, bool, bool], saved: m.CheckpointSaved) -> None:
         async with self.writing:
+            self.saved[key] = saved
             await self.bus.publish(saved)
 
     def answer(self, request: m.SaveRequest) -> m.CheckpointSaved:
         saved = m.CheckpointSaved(step=request.step, save_s=0.1 * len(self.witness.saves))
-        if self.mishaps.loses(request.step):
+        if request.step in self.mishaps.unsaved:
             return msgspec.structs.replace(saved, error="no space left on device")
         if request.checkpoint:
             saved = msgspec.structs.replace(saved, path=f"checkpoints/global_step_{request.step}", num_bytes=1)

@@ -23,18 +23,24 @@ async def main(context: ServiceContext) -> None:
     from beamline.coordinator.numbers import Numbers
     from beamline.coordinator.parts import make_lease
     from beamline.coordinator.prompts import eval_prompts, load_tokenizer, tokenizer_of, train_cursor
+    from beamline.coordinator.resume import evaluated_here, open_resume, resume
     from beamline.protocol.messages import WorkerState
 
     config = context.config
     chat, numbers = load_tokenizer(config), Numbers(context.run_dir / "gauges.jsonl")
-    recorder = await _make_recorder(context, chat, numbers)
     core = Core(config, context.bus, context.blobs)
     await core.replay()
     tokenize = tokenizer_of(config, chat)
-    lease = await make_lease(core)
+    cursor = train_cursor(config, tokenize)
+    found = open_resume(core, cursor, context.run_dir)
+    first_step = found.ledger.step + 1 if found else 0
+    recorder = await _make_recorder(context, chat, numbers, None if core.state.has_begun else first_step)
     sets = [(eval_set, eval_prompts(eval_set, config.data, tokenize)) for eval_set in config.data.evals]
     evaluator = Evaluator(core, sets, recorder.record_eval, SampleKeeper(context.run_dir / "doctor", context.blobs))
-    admission = Admission(core, train_cursor(config, tokenize), lease)
+    if found:
+        await resume(core, found, evaluated_here(context.run_dir, found.ledger.step, evaluator.names))
+    lease = await make_lease(core)
+    admission = Admission(core, cursor, lease)
     gauges = CoordinatorGauges(core, evaluator)
     context.gauges.append(gauges.read)
     context.status.state = WorkerState.READY
@@ -49,7 +55,9 @@ async def main(context: ServiceContext) -> None:
             await asyncio.to_thread(recorder.close)
 
 
-async def _make_recorder(context: ServiceContext, chat: "ChatTokenizer", numbers: "Numbers") -> "Recorder":
+async def _make_recorder(
+    context: ServiceContext, chat: "ChatTokenizer", numbers: "Numbers", void_from: int | None
+) -> "Recorder":
     """With the run's loggers, which may take seconds to open."""
     from beamline.coordinator.launch.launcher import SERVICES
     from beamline.coordinator.launch.local import interpreter
@@ -61,7 +69,7 @@ async def _make_recorder(context: ServiceContext, chat: "ChatTokenizer", numbers
     run_dir, config = context.run_dir, context.config
     interpreters = {service: interpreter(service) for service in SERVICES}
     versions = await asyncio.to_thread(library_versions, interpreters)
-    loggers = await asyncio.to_thread(open_loggers, run_dir, config)
+    loggers = await asyncio.to_thread(open_loggers, run_dir, config, void_from)
     samples = SampleFiles(run_dir / "samples", context.blobs, chat, config.telemetry.kept_groups)
     return Recorder(run_dir, config, [*loggers, numbers], versions, samples)
 

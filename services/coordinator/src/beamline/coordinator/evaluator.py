@@ -44,6 +44,8 @@ class Evaluator:
                 raise ConfigError(
                     f"data.evals: {names.count(name)} sets are recorded as eval/{name}/*: give each a name of its own"
                 )
+        self.names = names
+        """As results are recorded."""
         self._core = core
         self._sets = sets
         self._record = record

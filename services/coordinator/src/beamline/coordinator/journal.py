@@ -18,7 +18,7 @@ class Booted(Record, kw_only=True, tag="Booted/1"):
 
 
 class Resumed(Record, kw_only=True, tag="Resumed/1"):
-    """The run goes on from a checkpoint of an earlier one of its name; nothing was decided before."""
+    """The run goes on from a checkpoint; nothing was decided before."""
 
     path: str
     """The checkpoint's folder."""

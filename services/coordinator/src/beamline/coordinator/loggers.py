@@ -88,21 +88,22 @@ class Guarded:
             log.error("logger %s has failed and hears no more of this run: %s", self._name, error)
 
 
-type Open = Callable[[Path, RunConfig], Logger]
-"""Makes a logger for the run of a folder."""
+type Open = Callable[[Path, RunConfig, int | None], Logger]
+"""Makes a logger for the run of a folder; what was told of a step, and of later ones, may be void."""
 
 
-def _console(run_dir: Path, config: RunConfig) -> Logger:
+def _console(run_dir: Path, config: RunConfig, void_from: int | None) -> Logger:
     return ConsoleLogger()
 
 
-def _tensorboard(run_dir: Path, config: RunConfig) -> Logger:
+def _tensorboard(run_dir: Path, config: RunConfig, void_from: int | None) -> Logger:
     from beamline.coordinator.tensorboard_logger import TensorboardLogger  # protobuf
 
-    return TensorboardLogger(run_dir / "tensorboard")
+    return TensorboardLogger(run_dir / "tensorboard", void_from)
 
 
-def _wandb(run_dir: Path, config: RunConfig) -> Logger:
+def _wandb(run_dir: Path, config: RunConfig, void_from: int | None) -> Logger:
+    """A run that goes on is another one of the same group there, so nothing of the earlier one is void."""
     from beamline.coordinator.wandb_logger import WandbLogger  # takes seconds to import
 
     return WandbLogger(run_dir, config)
@@ -125,10 +126,15 @@ def check_loggers(names: Sequence[str]) -> None:
             raise ConfigError(f"run.loggers has {name!r}: use {' or '.join(map(repr, _OPENERS))}{hint}")
 
 
-def open_loggers(run_dir: Path, config: RunConfig) -> list[Logger]:
+def open_loggers(run_dir: Path, config: RunConfig, void_from: int | None = None) -> list[Logger]:
     """The loggers of `run.loggers`, in that order. `jsonl` is the recorder's own file and adds none.
 
     One that cannot be had is left out, which is said: a run is not for its loggers' sake. May take seconds.
+
+    Args:
+        run_dir: the run's folder.
+        config: of the run.
+        void_from: what an earlier part of the run has told of this step and later ones is told anew; None for nothing.
 
     Raises:
         ConfigError: a name that is none of them.
@@ -139,7 +145,7 @@ def open_loggers(run_dir: Path, config: RunConfig) -> list[Logger]:
         if (opener := _OPENERS[name]) is None:
             continue
         try:
-            loggers.append(Guarded(name, opener(run_dir, config)))
+            loggers.append(Guarded(name, opener(run_dir, config, void_from)))
         except Exception as error:
             log.error("logger %s cannot be had, the run goes on without it: %s", name, error)
     return loggers

@@ -53,10 +53,11 @@ def read_metrics(path: Path) -> list[MetricsLine]:
 
 
 class MetricsTail:
-    """Reads a file as it grows."""
+    """Reads a file as it grows; from the start once it is another file, as after a run went on from an earlier step."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._inode = 0
         self._num_bytes = self._num_lines = 0
 
     def read(self) -> list[MetricsLine]:
@@ -64,6 +65,9 @@ class MetricsTail:
         if not self._path.exists():
             return []
         with self._path.open("rb") as file:
+            inode = os.fstat(file.fileno()).st_ino
+            if inode != self._inode:
+                self._inode, self._num_bytes, self._num_lines = inode, 0, 0
             file.seek(self._num_bytes)
             whole, end, _ = file.read().rpartition(b"\n")
         self._num_bytes += len(whole) + len(end)

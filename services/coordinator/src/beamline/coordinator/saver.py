@@ -131,7 +131,7 @@ class Saver:
         await self._core.bus.publish(request)
 
     async def _answered(self) -> None:
-        """Wait for what was asked for before."""
+        """Wait for what was asked for before: one save is written at a time, so that slow ones do not pile up."""
         await self._when(
             lambda: not self._saves.open_steps(),
             lambda: f"the trainer to write what it keeps of policy {', '.join(map(str, self._saves.open_steps()))}",

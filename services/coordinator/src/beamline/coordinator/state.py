@@ -14,6 +14,8 @@ class RunState:
         """Data cursor: rows drawn so far, the dropped ones included."""
         self.boots = 0
         """Coordinator processes that have served the run since it was launched, this one included."""
+        self.has_begun = False
+        """Whether anything was decided since the run was launched, a resumption included."""
         self.resumed: j.Resumed | None = None
         """Where the run goes on, if it does."""
         self.evaluated: set[int] = set()
@@ -34,6 +36,7 @@ class RunState:
 
     def apply(self, record: j.AnyRecord) -> None:
         """One step of the state; total and idempotent, except for boots, which count."""
+        self.has_begun = self.has_begun or not isinstance(record, j.Booted)
         match record:
             case j.Booted():
                 self.boots += 1

@@ -4,7 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tensorboardX.event_file_writer import EventsWriter
-from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]  # generated
+from tensorboardX.proto.event_pb2 import (  # generated
+    Event,  # pyright: ignore[reportAttributeAccessIssue]
+    SessionLog,  # pyright: ignore[reportAttributeAccessIssue]
+)
 from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -13,11 +16,15 @@ class TensorboardLogger:
 
     Args:
         folder: made when missing; each start of a run adds a file.
+        void_from: what earlier files have of this step and later ones is shown no more; None keeps all.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, void_from: int | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._writer = EventsWriter(str(folder / "events"))
+        if void_from is not None:
+            self._writer.write_event(Event(step=void_from, session_log=SessionLog(status=SessionLog.START)))
+            self._writer.flush()
 
     def log(self, step: int, time: float, values: Mapping[str, float]) -> None:
         """One scalar a value, under its own name."""
