@@ -1,12 +1,13 @@
 """Stands in for a service's program in the launcher's tests, with the real life cycle on the real bus.
 
-    python fake_service.py SERVICE,BEHAVIOUR[,WORKER...] --run-dir DIR --worker NAME
+    python fake_service.py SERVICE,BEHAVIOUR[,WORKER or STEP...] --run-dir DIR --worker NAME
 
 BEHAVIOUR, of any service: `serve` waits to be stopped; `refuse` and `crash` end by an error; `once` is killed at its
 first start; `child` starts a process of its own, notes its pid, and serves; `deaf` does not drain; `leave` ends with
-exit code 7, and `die` by SIGTERM; `freeze` stops itself, and `block` keeps its event loop busy. Of a coordinator:
-`finish` waits for the named workers to be ready, takes one step and ends; `follow` ends when it is asked to; `idle`
-does not answer.
+exit code 7, and `die` by SIGTERM; `freeze` stops itself, and `block` keeps its event loop busy. Of a trainer:
+`lost,4,7` saves step 4 and is killed, at its second start saves step 7 and is killed, and then serves. Of a
+coordinator: `finish` waits for the named workers to be ready, takes one step and ends; `resumed,7` does so in a run
+that goes on after step 7; `follow` ends when it is asked to; `idle` does not answer.
 """
 
 import asyncio
@@ -15,6 +16,8 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
+from pathlib import Path
 
 from beamline.protocol.errors import ConfigError
 from beamline.protocol.messages import (
@@ -28,7 +31,9 @@ from beamline.protocol.messages import (
     StopRequest,
     WorkerState,
 )
+from beamline.runtime.checkpoints import root_of, step_folder
 from beamline.runtime.service import ServiceContext, run_service
+from made_checkpoints import make_checkpoint
 
 
 async def main(context: ServiceContext) -> None:
@@ -45,8 +50,13 @@ async def main(context: ServiceContext) -> None:
             raise RuntimeError("the loss is NaN at step 3")
         case "once" if len(starts.read_text()) == 1:
             os.kill(os.getpid(), signal.SIGKILL)
+        case "lost" if len(starts.read_text()) <= len(GIVEN):
+            save(context, int(GIVEN[len(starts.read_text()) - 1]))
+            os.kill(os.getpid(), signal.SIGKILL)
         case "finish":
-            await take_one_step(context)
+            await take_one_step(context, GIVEN)
+        case "resumed" if Path(context.config.trainer.resume_path).name == f"global_step_{GIVEN[0]}":
+            await take_one_step(context, ["trainer", "reward"])
         case "idle":
             await context.bus.ensure_streams()
             await context.stop.wait()
@@ -77,10 +87,18 @@ def hold_the_loop() -> None:
     threading.Event().wait()
 
 
-async def take_one_step(context: ServiceContext) -> None:
+def save(context: ServiceContext, step: int) -> None:
+    """A checkpoint of the run's model, unless it is there."""
+    root = root_of(context.run_dir, context.config.trainer.checkpoint_path)
+    config = (Path(context.config.model.path) / "config.json").read_bytes()
+    if not step_folder(root, step).exists():
+        make_checkpoint(root, step, files={"policy/config.json": config})
+
+
+async def take_one_step(context: ServiceContext, wait_for: Sequence[str]) -> None:
     """Wait for what the other workers have to do first, say what a coordinator says, and finish."""
     await context.bus.ensure_streams()
-    for worker in WAIT_FOR:
+    for worker in wait_for:
         await until_ready(context, worker)
     values = {"reward/mean": 0.5, "timing/step": 2.0}
     await context.bus.publish(Metrics(service="coordinator", worker=context.worker, step=1, values=values))
@@ -129,5 +147,5 @@ async def _wait(event: asyncio.Event) -> None:
 
 
 if __name__ == "__main__":
-    SERVICE, BEHAVIOUR, *WAIT_FOR = sys.argv[1].split(",")
+    SERVICE, BEHAVIOUR, *GIVEN = sys.argv[1].split(",")
     run_service(SERVICE, main, sys.argv[2:])

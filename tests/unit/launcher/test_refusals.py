@@ -136,7 +136,7 @@ def test_two_evaluations_of_one_name(config: RunConfig) -> None:
 async def test_an_earlier_run_is_not_replaced_unasked(config: RunConfig) -> None:
     path = Path(config.run.dir) / config.run.name
     folder = run_folder.RunFolder.create(config, overwrite=False)
-    folder.fill(config)
+    folder.fill(config, [].append)
     with pytest.raises(ConfigError, match="is in use by a run: end it with `beamline stop trial`"):
         run_folder.RunFolder.create(config, overwrite=True)
     folder.release()
@@ -163,7 +163,7 @@ def test_a_folder_that_could_not_be_filled_is_taken_away(config: RunConfig, monk
     monkeypatch.setattr(shutil, "copyfile", disk_full)
     folder = run_folder.RunFolder.create(config, overwrite=False)
     with pytest.raises(OSError, match="No space left"):
-        folder.fill(config)
+        folder.fill(config, [].append)
     assert not folder.path.exists()
 
 

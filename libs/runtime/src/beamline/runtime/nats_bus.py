@@ -7,6 +7,7 @@ blob where blobs travel over the bus.
 import logging
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 
 import nats.js.errors
 from nats.aio.msg import Msg
@@ -105,6 +106,22 @@ class NatsBus:
                 return await self.connection.jetstream.add_consumer(stream, queue)
 
             await self.connection.ask(f"work queue {service}", call, create, self._publish_deadline_s)
+
+    async def remove_streams(self) -> None:
+        """Remove the run's streams with all that is in them, those that are there."""
+        for name in self.stream_names:
+
+            async def remove(name: str = name) -> object:
+                with suppress(nats.js.errors.NotFoundError):
+                    await self.connection.jetstream.delete_stream(name)
+
+            call = f"$JS.API.STREAM.DELETE.{name}"
+            await self.connection.ask(f"stream {name} to be removed", call, remove, self._publish_deadline_s)
+
+    @property
+    def stream_names(self) -> list[str]:
+        """Of all that a run may have."""
+        return [str(config.name) for config in self._streams(blobs=True)]
 
     async def publish(self, message: Message) -> None:
         route, payload, headers = self._subjects.route(message), encode(message), trace_headers()

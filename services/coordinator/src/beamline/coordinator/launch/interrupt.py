@@ -33,6 +33,18 @@ class Interrupts:
         loop.add_signal_handler(signal.SIGINT, self.interrupt)
         loop.add_signal_handler(signal.SIGTERM, self._end.set)
 
+    @staticmethod
+    def uninstall() -> None:
+        """Give them back: whoever interrupts what follows ends it at once."""
+        loop = asyncio.get_running_loop()
+        loop.remove_signal_handler(signal.SIGINT)
+        loop.remove_signal_handler(signal.SIGTERM)
+
+    @property
+    def asked(self) -> bool:
+        """Whether the run was asked to end."""
+        return self._asked
+
     def interrupt(self) -> None:
         """One Ctrl-C."""
         if self._asked:

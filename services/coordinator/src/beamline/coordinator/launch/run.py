@@ -11,21 +11,24 @@ from typing import Any
 from beamline.coordinator.launch import preflight
 from beamline.coordinator.launch.broker import choose_broker
 from beamline.coordinator.launch.collector import say_if_away
+from beamline.coordinator.launch.comeback import Comeback
+from beamline.coordinator.launch.disk_room import check_room
 from beamline.coordinator.launch.display import Display
 from beamline.coordinator.launch.guard import Guard
 from beamline.coordinator.launch.interrupt import Interrupted, Interrupts
 from beamline.coordinator.launch.launcher import WorkerSpec
 from beamline.coordinator.launch.local import Command, LocalLauncher, check_interpreters, service_command
 from beamline.coordinator.launch.progress import Progress
+from beamline.coordinator.launch.resume import newest_seen
 from beamline.coordinator.launch.run_folder import RunFolder, rollout_threads, trainer_threads
-from beamline.coordinator.launch.supervisor import RestartPolicy, Supervisor
+from beamline.coordinator.launch.streams import make_streams
+from beamline.coordinator.launch.supervisor import RestartPolicy, RunFailed, Supervisor, TrainerLost
 from beamline.coordinator.launch.watch import watch
 from beamline.coordinator.launch.watchdog import Watchdog
 from beamline.coordinator.observe.view import RunView
 from beamline.protocol.config import RunConfig
 from beamline.protocol.messages import StopRequest
 from beamline.protocol.subjects import Subjects
-from beamline.runtime.credentials import read_credentials
 from beamline.runtime.nats_bus import NatsBus
 from beamline.runtime.shm_blobs import sweep
 
@@ -45,22 +48,48 @@ async def run(
     """
     check_interpreters()
     preflight.check(config)
+    for remark in check_room(config):
+        display.line(remark)
     Subjects(config.bus.prefix, config.run.name)
     folder = RunFolder.create(config, overwrite=overwrite)
     try:
-        await supervise(folder.fill(config), folder.path, display, command)
+        await keep_going(folder, folder.fill(config, display.line), display, command)
+    except (RunFailed, Interrupted):
+        if saved := newest_seen(config, folder.path):
+            display.line(f"its newest checkpoint is {saved}: trainer.resume_mode=latest goes on from there")
+        raise
     finally:
         folder.release()
     return folder.path
 
 
-async def supervise(config: RunConfig, run_dir: Path, display: Display, command: Command) -> None:
-    """Run the services of a filled folder to the run's end; whatever happens, all of them have ended on return."""
-    subjects, policy = Subjects(config.bus.prefix, config.run.name), RestartPolicy()
+async def keep_going(folder: RunFolder, config: RunConfig, display: Display, command: Command) -> None:
+    """Run a filled folder to the run's end, from its newest checkpoint whenever the trainer was lost."""
+    policy = RestartPolicy()
+    comeback = Comeback(policy, time.monotonic, display.line)
+    while True:
+        try:
+            return await supervise(config, folder.path, display, command, policy)
+        except TrainerLost as lost:
+            config = folder.begin(config, comeback.origin(lost, config, folder.path))
+
+
+async def supervise(
+    config: RunConfig, run_dir: Path, display: Display, command: Command, policy: RestartPolicy
+) -> None:
+    """Run the services of a filled folder to the run's end; whatever happens, all of them have ended on return.
+
+    Raises:
+        TrainerLost: the trainer ended before the run, and nobody had asked the run to end.
+        RunFailed: another service could not be kept alive.
+        Interrupted: the user ended it.
+    """
+    subjects = Subjects(config.bus.prefix, config.run.name)
     started = time.monotonic()
     specs, view = worker_specs(config, run_dir), RunView(config.trainer.num_steps)
     progress = Progress(view, now=lambda: time.monotonic() - started, num_workers=len(specs))
     async with AsyncExitStack() as stack:
+        stack.callback(Interrupts.uninstall)
         guard = await Guard.start(subjects, run_dir)
         stack.push_async_callback(guard.close)
         stack.callback(sweep, subjects, run_dir)
@@ -79,21 +108,15 @@ async def supervise(config: RunConfig, run_dir: Path, display: Display, command:
         interrupts.install()
         watchdog = Watchdog(guard.table, run_dir / "logs", config.telemetry.silent_s, display.line)
         stack.enter_context(display.shown())
-        await _first_end(
-            supervisor.run(specs),
-            broker.keep(),
-            _ended_by(interrupts),
-            beside=watch(bus, progress, display, watchdog),
-        )
-
-
-async def make_streams(config: RunConfig, subjects: Subjects, run_dir: Path) -> None:
-    """Make the run's queues before any service asks for them; the coordinator's user may."""
-    bus = await NatsBus.connect(read_credentials(run_dir, "coordinator"), subjects, ack_wait_s=config.bus.ack_wait_s)
-    try:
-        await bus.ensure_streams(blobs=config.bus.blob_store == "jetstream")
-    finally:
-        await bus.close()
+        try:
+            await _first_end(
+                supervisor.run(specs),
+                broker.keep(),
+                _ended_by(interrupts),
+                beside=watch(bus, progress, display, watchdog),
+            )
+        except TrainerLost as lost:
+            raise lost.ends("the run had been asked to end") if interrupts.asked else lost from None
 
 
 def is_done(view: RunView, run_dir: Path) -> bool:

@@ -1,4 +1,4 @@
-"""The folder of a run, `<run.dir>/<run.name>`: made once, held by its launcher, and never replaced unasked.
+"""The folder of a run, `<run.dir>/<run.name>`: made once, taken over by a run that goes on, never replaced unasked.
 
 config.json    the configuration that the services read: paths absolute, names resolved, threads counted
 model/ data/   what the recipe names as `asset:` or `task:`
@@ -14,10 +14,10 @@ from typing import TextIO
 
 from msgspec.structs import replace
 
-from beamline.coordinator.launch import preflight
-from beamline.models import assets, chained_sums
-from beamline.models.datasets import PromptRow, write_rows
-from beamline.protocol.config import DataSection, EvalSet, Placement, RunConfig
+from beamline.coordinator.launch import leftovers, preflight
+from beamline.coordinator.launch.materials import Materials
+from beamline.coordinator.launch.resume import Origin, Say, find_origin, starting_from
+from beamline.protocol.config import Placement, RunConfig
 from beamline.protocol.errors import ConfigError
 from beamline.runtime.run_files import run_dir, write_config
 
@@ -27,102 +27,103 @@ LOCK_FILE = "launcher.lock"
 class RunFolder:
     """Held by one launcher at a time, by a lock on a file in it."""
 
-    def __init__(self, path: Path, lock: TextIO) -> None:
+    def __init__(self, path: Path, lock: TextIO, *, is_taken_over: bool) -> None:
         self.path = path
         self._lock = lock
+        self._is_taken_over = is_taken_over
 
     @classmethod
     def create(cls, config: RunConfig, *, overwrite: bool) -> "RunFolder":
-        """Make the run's folder.
+        """Make the run's folder, or take over that of the run which is to go on (`trainer.resume_mode=latest`).
 
         Raises:
-            ConfigError: it exists and `overwrite` is not asked for, holds something else, or is in use.
+            ConfigError: it exists and neither is asked for, holds something else, is in use, or has the checkpoint in
+                it that the new run is to start from.
         """
         path = run_dir(config)
-        if path.exists() and any(path.iterdir()):
-            if not overwrite:
-                raise ConfigError(
-                    f"{path} exists already: name the new run otherwise (run.name={path.name}-2), or replace the old "
-                    "one with --overwrite"
-                )
-            if not (path / LOCK_FILE).is_file():
-                raise ConfigError(f"{path} is not the folder of a run, so it is not replaced: use another run.name")
-            if in_use(path):
-                raise ConfigError(f"{path} is in use by a run: end it with `beamline stop {path.name}`")
+        is_there = path.exists() and any(path.iterdir())
+        is_taken_over = is_there and not overwrite
+        if is_taken_over and config.trainer.resume_mode != "latest":
+            raise ConfigError(
+                f"{path} exists already: name the new run otherwise (run.name={path.name}-2), go on with the old one "
+                "by trainer.resume_mode=latest, or replace it with --overwrite"
+            )
+        if is_there:
+            _refuse_unfit(path)
+        if is_there and overwrite:
+            _refuse_own_checkpoint(path, config.trainer.resume_path)
             shutil.rmtree(path)
         path.mkdir(parents=True, exist_ok=True)
-        lock = (path / LOCK_FILE).open("a")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.close()
-            raise ConfigError(f"{path} is being set up by another launcher: use another run.name") from None
-        return cls(path, lock)
+        return cls(path, _locked(path), is_taken_over=is_taken_over)
 
-    def fill(self, config: RunConfig) -> RunConfig:
-        """Write the model, the data and `config.json`; returns the configuration as the services will read it.
+    def fill(self, config: RunConfig, say: Say) -> RunConfig:
+        """Write the model and the data, find the checkpoint that the run goes on from, and write `config.json`.
 
-        What fails half-way leaves no folder.
+        Returns the configuration as the services will read it. What fails half-way leaves no folder, or the earlier
+        run's as it was.
 
         Raises:
-            ConfigError: the model that the recipe names by `asset:` does not fit the recipe.
+            ConfigError: the model that the recipe names by `asset:` does not fit the recipe, a checkpoint cannot be
+                used, or an earlier start of the run has not ended.
         """
         try:
-            return self._fill(config)
+            placed = self._place(config)
+            preflight.check_model(placed)
+            return self.begin(placed, find_origin(placed, self.path, begun=self._is_taken_over, say=say))
         except BaseException:
-            shutil.rmtree(self.path)
+            if not self._is_taken_over:
+                shutil.rmtree(self.path)
             raise
+
+    def begin(self, placed: RunConfig, origin: Origin | None) -> RunConfig:
+        """Make the folder ready for a start from a checkpoint, or from the model; returns its configuration."""
+        leftovers.await_end(self.path)
+        leftovers.clear(self.path)
+        config = starting_from(placed, origin)
+        write_config(self.path, config)
+        return config
 
     def release(self) -> None:
         """Give up the folder."""
         self._lock.close()
 
-    def _fill(self, config: RunConfig) -> RunConfig:
-        model_path = config.model.path
-        if model_path.startswith(preflight.ASSET):
-            model_path = str(assets.materialise(model_path.removeprefix(preflight.ASSET), self.path / "model"))
-        placed = replace(
+    def _place(self, config: RunConfig) -> RunConfig:
+        materials = Materials(self.path)
+        return replace(
             config,
             run=replace(config.run, dir=str(self.path.parent)),
-            model=replace(config.model, path=str(Path(model_path).resolve())),
-            data=self._fill_data(config.data),
+            model=replace(config.model, path=materials.place_model(config.model.path)),
+            data=materials.place_data(config.data),
             rollout=replace(config.rollout, engine=replace(config.rollout.engine, threads=rollout_threads(config))),
             trainer=replace(config.trainer, threads=trainer_threads(config)),
         )
-        preflight.check_model(placed)
-        write_config(self.path, placed)
-        return placed
 
-    def _fill_data(self, data: DataSection) -> DataSection:
-        return replace(
-            data,
-            train=self._fill_train(data.train),
-            evals=[replace(evaluation, path=self._fill_eval(evaluation)) for evaluation in data.evals],
+
+def _refuse_unfit(path: Path) -> None:
+    """Raises ConfigError where a folder is not that of a run which has ended."""
+    if not (path / LOCK_FILE).is_file():
+        raise ConfigError(f"{path} is not the folder of a run, so it is not replaced: use another run.name")
+    if in_use(path):
+        raise ConfigError(f"{path} is in use by a run: end it with `beamline stop {path.name}`")
+
+
+def _refuse_own_checkpoint(path: Path, resume_path: str) -> None:
+    """Raises ConfigError where replacing the folder would remove the checkpoint to start from."""
+    if resume_path and Path(resume_path).resolve().is_relative_to(path):
+        raise ConfigError(
+            f"trainer.resume_path={resume_path} lies in {path}, which --overwrite would remove: use another run.name, "
+            "or trainer.resume_mode=latest without --overwrite"
         )
 
-    def _fill_train(self, path: str) -> str:
-        if path != preflight.CHAINED_SUMS:
-            return str(Path(path).resolve())
-        return self._write_problems("train", chained_sums.train_problems())
 
-    def _fill_eval(self, evaluation: EvalSet) -> str:
-        if evaluation.path != preflight.CHAINED_SUMS:
-            return str(Path(evaluation.path).resolve())
-        number = evaluation.max_problems or chained_sums.MAX_EVAL_PROBLEMS
-        return self._write_problems(f"eval-{number}", chained_sums.eval_problems(number))
-
-    def _write_problems(self, split: str, problems: list[chained_sums.Problem]) -> str:
-        rows = (
-            PromptRow(
-                data_source=chained_sums.DATA_SOURCE,
-                messages=({"role": "user", "content": problem.prompt},),
-                ground_truth=str(problem.answer),
-                index=index,
-                split=split,
-            )
-            for index, problem in enumerate(problems)
-        )
-        return str(write_rows(self.path / "data" / f"{chained_sums.DATA_SOURCE}-{split}.parquet", rows))
+def _locked(path: Path) -> TextIO:
+    lock = (path / LOCK_FILE).open("a")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise ConfigError(f"{path} is being set up by another launcher: use another run.name") from None
+    return lock
 
 
 def in_use(path: Path) -> bool:

@@ -32,6 +32,27 @@ class RunFailed(BeamlineError):
         self.exit_code = exit_code
 
 
+class TrainerLost(RunFailed):
+    """The trainer ended, and the optimizer's state with it: the run can go on from a checkpoint at most.
+
+    Args:
+        how: how it ended, in words.
+        last_words: of its log.
+        exit_code: as of `RunFailed`.
+    """
+
+    def __init__(self, how: str, last_words: str, exit_code: int) -> None:
+        super().__init__(f"{how}; the optimizer's state went with it. {last_words}", exit_code)
+        self.how = how
+        self._last_words = last_words
+
+    def ends(self, why: str) -> RunFailed:
+        """The run's end by it, with the reason why it does not go on."""
+        return RunFailed(
+            f"{self.how}; the optimizer's state went with it, and {why}. {self._last_words}", self.exit_code
+        )
+
+
 class RestartPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """How often and how fast a worker is started again."""
 
@@ -74,7 +95,8 @@ class Supervisor:
         """Start the workers and return when the coordinator has finished its run.
 
         Raises:
-            RunFailed: a worker cannot be kept alive.
+            TrainerLost: the trainer ended.
+            RunFailed: another worker cannot be kept alive.
             ConfigError: a worker refused a setting.
         """
         keepers = [asyncio.create_task(self._keep(spec), name=spec.worker) for spec in specs]
@@ -117,8 +139,7 @@ class Supervisor:
         if code == EXIT_CONFIG:
             raise ConfigError(refusal(spec.log) or ending(spec, code))
         if spec.service == "trainer":
-            reason = "the optimizer's state went with it, so the run cannot go on: start it again"
-            raise RunFailed(f"{ending(spec, code)}; {reason}. {last_words(spec.log)}", exit_code_of(code))
+            raise TrainerLost(ending(spec, code), last_words(spec.log), exit_code_of(code))
         if spec.service == "coordinator" and code == EXIT_FAILED:
             # It gave up with a reason (a wait that ran out, a ledger that does not close): not a crash.
             raise RunFailed(f"{ending(spec, code)}. {last_words(spec.log)}", exit_code_of(code))
