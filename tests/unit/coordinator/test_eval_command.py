@@ -1,9 +1,9 @@
 """What `beamline eval` evaluates: which policy is meant, what is refused, how a recipe becomes a run of no step."""
 
-import os
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from beamline.coordinator import cli
 from beamline.coordinator.eval_command import check_graded, eval_config, policy_of
@@ -49,18 +49,18 @@ def run_folder(config: RunConfig, tmp_path: Path) -> Path:
 )
 def test_a_checkpoint_is_named_in_many_ways(config: RunConfig, run_folder: Path, given: str, step: int) -> None:
     expected = run_folder / "checkpoints" / f"global_step_{step}" / "policy"
-    assert policy_of(given.format(run=run_folder), config, os.environ) == expected
+    assert policy_of(given.format(run=run_folder), config) == expected
 
 
 def test_a_hugging_face_directory_is_taken_as_it_is(config: RunConfig, run_folder: Path) -> None:
     policy = run_folder / "checkpoints" / "global_step_1" / "policy"
-    assert policy_of(str(policy), config, os.environ) == policy
+    assert policy_of(str(policy), config) == policy
 
 
 def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_offered(config: RunConfig, run_folder: Path) -> None:
     (run_folder / "checkpoints" / "global_step_2" / "policy" / "config.json").write_text("other")
     with pytest.raises(ConfigError) as error:
-        policy_of(str(run_folder), config, os.environ)
+        policy_of(str(run_folder), config)
     assert "global_step_2 cannot be used: truncated: policy/config.json has 5 bytes, its manifest.json says" in str(
         error.value
     )
@@ -69,20 +69,18 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_offered(config: R
 
 def test_what_is_no_checkpoint_is_refused(config: RunConfig, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nowhere is not a folder: give a checkpoint's, such as"):
-        policy_of("nowhere", config, os.environ)
+        policy_of("nowhere", config)
     with pytest.raises(ConfigError, match=f"{tmp_path / 'demo'} is not a folder"):
-        policy_of("latest", config, os.environ)
+        policy_of("latest", config)
     with pytest.raises(ConfigError, match=r"neither a checkpoint, which has a manifest\.json, nor a Hugging Face"):
-        policy_of(str(tmp_path), config, os.environ)
+        policy_of(str(tmp_path), config)
 
 
 def test_a_run_without_a_checkpoint_is_refused(config: RunConfig, tmp_path: Path) -> None:
     write_config(tmp_path / "demo", config)
     (tmp_path / "demo" / "launcher.lock").touch()
-    with pytest.raises(
-        ConfigError, match=r"that run has no checkpoint in .*/demo/checkpoints: it comes with a run's end"
-    ):
-        policy_of("latest", config, os.environ)
+    with pytest.raises(ConfigError, match=r"that run has no checkpoint in .*/demo/checkpoints: one comes every"):
+        policy_of("latest", config)
 
 
 def test_the_recipe_becomes_a_run_of_no_step(config: RunConfig) -> None:
@@ -92,6 +90,13 @@ def test_the_recipe_becomes_a_run_of_no_step(config: RunConfig) -> None:
     assert changed.data.train == "aime.parquet", "no training prompt is needed"
     assert changed.data.evals == config.data.evals and changed.rollout == config.rollout
     assert eval_config(config, "/models/policy", own_name=True).run.name == "demo"
+
+
+def test_an_evaluation_neither_goes_on_nor_saves(config: RunConfig) -> None:
+    training = TrainerSection(resume_mode="latest", checkpoint_path="/ckpts", export_path="/exports", export_interval=5)
+    trainer = eval_config(replace(config, trainer=training), "/models/policy", own_name=False).trainer
+    assert (trainer.resume_mode, trainer.resume_path, trainer.saves) == ("none", "", False)
+    assert (trainer.checkpoint_path, trainer.export_path, trainer.export_interval) == ("", "", 0)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from beamline.coordinator.launch.disk_room import check_room, num_parameters
+from beamline.coordinator.launch.disk_room import check_room, num_parameters, places
 from beamline.coordinator.launch.mounts import MOUNTINFO, mount_of
 from beamline.coordinator.launch.run import run
 from beamline.models import assets
@@ -104,6 +104,18 @@ async def test_a_full_disk_is_said_before_the_run_starts_with_the_bytes(config: 
     assert text.startswith(f"trainer.optimizer.state_dir={tmp_path / 'state'}: the optimizer's state of {count:,} ")
     assert f"needs {24 * count:,} bytes" in text and "are free: make room, or give a folder on a larger disk" in text
     assert not (tmp_path / "state").exists() and not Path(config.run.dir).exists()
+
+
+def test_state_that_is_replaced_makes_room(config: RunConfig, tmp_path: Path) -> None:
+    """Unless a checkpoint has the file too."""
+    state = tmp_path / "state" / "trial" / "rank-00000" / "generation-0.state"
+    state.parent.mkdir(parents=True)
+    state.write_bytes(bytes(1 << 20))
+    (place, *_) = places(on_disk(config, tmp_path / "state"))
+    assert place.freed_bytes >= 1 << 20
+    os.link(state, tmp_path / "linked.state")
+    (place, *_) = places(on_disk(config, tmp_path / "state"))
+    assert place.freed_bytes == 0
 
 
 def test_what_one_disk_has_to_hold_is_added_up(config: RunConfig, tmp_path: Path) -> None:

@@ -5,27 +5,23 @@ load weights, and accuracies that can be compared with those of training.
 """
 
 import asyncio
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from beamline.coordinator.launch.display import Display
-from beamline.coordinator.launch.local import environment, interpreter
 from beamline.coordinator.launch.run import run
 from beamline.coordinator.launch.run_folder import LOCK_FILE
 from beamline.coordinator.progress_bar import working
 from beamline.coordinator.summary import Summary, read_summary
 from beamline.protocol.config import RunConfig
-from beamline.protocol.errors import BeamlineError, ConfigError, DeadlineExceeded
+from beamline.protocol.errors import BeamlineError, ConfigError, WeightError
+from beamline.runtime.checkpoints import LATEST, POLICY, resolve, root_of
 from beamline.runtime.recipe import load_recipe
-from beamline.runtime.request_program import REFUSED
 from beamline.runtime.run_files import read_config, run_dir
 
-LATEST = "latest"
 SUFFIX = "-eval"
-VERIFY_DEADLINE_S = 3600.0
 
 
 def evaluate(
@@ -55,7 +51,7 @@ def evaluate(
             "data.evals=[{path: data/aime-2025.parquet, name: aime-2025}]"
         )
     own_name = any(override.startswith("run.name=") for override in overrides)
-    policy = str(policy_of(checkpoint, config, base_environment)) if checkpoint else config.model.path
+    policy = str(policy_of(checkpoint, config)) if checkpoint else config.model.path
     folder = asyncio.run(run(eval_config(config, policy, own_name=own_name), display, overwrite=overwrite))
     return folder, read_summary(folder / "summary.json")
 
@@ -74,11 +70,21 @@ def eval_config(config: RunConfig, policy: str, *, own_name: bool) -> RunConfig:
         model=replace(config.model, path=policy),
         # No training prompt is drawn, so the recipe's need not be there: the evaluated ones stand in.
         data=replace(config.data, train=config.data.evals[0].path),
-        trainer=replace(config.trainer, num_steps=0, eval_interval=1),
+        trainer=replace(
+            config.trainer,
+            num_steps=0,
+            eval_interval=1,
+            resume_mode="none",
+            resume_path="",
+            checkpoint_interval=0,
+            checkpoint_path="",
+            export_interval=0,
+            export_path="",
+        ),
     )
 
 
-def policy_of(checkpoint: str, config: RunConfig, base_environment: Mapping[str, str]) -> Path:
+def policy_of(checkpoint: str, config: RunConfig) -> Path:
     """The Hugging Face directory that is meant by `--checkpoint`. Raises ConfigError naming what is wrong with it."""
     path = Path(checkpoint)
     if checkpoint == LATEST and not path.exists():
@@ -92,39 +98,32 @@ def policy_of(checkpoint: str, config: RunConfig, base_environment: Mapping[str,
         path = _checkpoints_of(path)
     elif (path / "config.json").is_file():
         return path.resolve()
-    if not any((path / name).exists() for name in ("manifest.json", "policy", LATEST)):
+    if not any((path / name).exists() for name in ("manifest.json", POLICY, LATEST)):
         raise ConfigError(
             f"--checkpoint {path} is neither a checkpoint, which has a manifest.json, nor a Hugging Face directory, "
             "which has a config.json"
         )
-    return _verified(path, base_environment) / "policy"
+    return _verified(path) / POLICY
 
 
 def _checkpoints_of(run_dir: Path) -> Path:
     """Where a run has its checkpoints. Raises ConfigError when it has none."""
-    elsewhere = read_config(run_dir).trainer.checkpoint_path
-    root = Path(elsewhere) if elsewhere else run_dir / "checkpoints"
+    root = root_of(run_dir, read_config(run_dir).trainer.checkpoint_path)
     if not root.is_dir():
-        raise ConfigError(f"--checkpoint {run_dir}: that run has no checkpoint in {root}: it comes with a run's end")
+        raise ConfigError(
+            f"--checkpoint {run_dir}: that run has no checkpoint in {root}: one comes every "
+            "trainer.checkpoint_interval steps, and with the last"
+        )
     return root
 
 
-def _verified(checkpoint: Path, base_environment: Mapping[str, str]) -> Path:
-    """A checkpoint's folder, its files compared with its manifest. Raises ConfigError in the trainer's words."""
-    command = [str(interpreter("trainer")), "-m", "beamline.trainer.verify", str(checkpoint)]
-    settings = environment(base_environment, threads=1)
+def _verified(checkpoint: Path) -> Path:
+    """A checkpoint's folder, its files compared with its manifest. Raises ConfigError for one that is not whole."""
     try:
         with working(f"comparing the files of {checkpoint} with its manifest"):
-            ended = subprocess.run(
-                command, env=settings, capture_output=True, text=True, timeout=VERIFY_DEADLINE_S, check=False
-            )
-    except subprocess.TimeoutExpired:
-        raise DeadlineExceeded(f"the files of {checkpoint} to be read", VERIFY_DEADLINE_S) from None
-    if ended.returncode == REFUSED:
-        raise ConfigError(f"--checkpoint: {ended.stderr.strip().removeprefix('error: ')}")
-    if ended.returncode != 0:
-        raise BeamlineError(f"looking at {checkpoint} ended with exit code {ended.returncode}: {ended.stderr.strip()}")
-    return Path(ended.stdout.strip())
+            return resolve(checkpoint)
+    except WeightError as error:
+        raise ConfigError(f"--checkpoint: {error}") from None
 
 
 def check_graded(summary: Summary) -> None:

@@ -22,6 +22,8 @@ from beamline.runtime.run_files import run_dir
 STATE_BYTES = 12
 """Of a parameter: float32 main weight and both moments."""
 GENERATIONS = 2
+_BLOCK_BYTES = 512
+"""Of `st_blocks`, whatever the filesystem's are."""
 _WEIGHT_BYTES = {"float32": 4, "bfloat16": 2}
 
 
@@ -32,6 +34,8 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     folder: Path
     what: str
     num_bytes: int
+    freed_bytes: int = 0
+    """Of what is there and is replaced."""
 
     @property
     def named(self) -> str:
@@ -56,7 +60,7 @@ def check_room(config: RunConfig, mountinfo: Path = MOUNTINFO) -> list[str]:
         if place.setting == "trainer.optimizer.state_dir":
             remarks += _check_local(place, mount_of(there, mountinfo))
         device = there.stat().st_dev
-        needed[device] = needed.get(device, 0) + place.num_bytes
+        needed[device] = needed.get(device, 0) + place.num_bytes - place.freed_bytes
         _check_free(place, there, needed[device])
     return remarks
 
@@ -64,8 +68,6 @@ def check_room(config: RunConfig, mountinfo: Path = MOUNTINFO) -> list[str]:
 def places(config: RunConfig) -> Iterator[Place]:
     """The folders of a run's state."""
     trainer, count = config.trainer, num_parameters(config.model.path)
-    if not trainer.num_steps:
-        return
     policy, optimizer = count * _WEIGHT_BYTES[config.model.dtype], count * STATE_BYTES
     if trainer.optimizer.state == "disk":
         yield Place(
@@ -73,7 +75,10 @@ def places(config: RunConfig) -> Iterator[Place]:
             folder=Path(trainer.optimizer.state_dir),
             what=f"the optimizer's state of {count:,} parameters, twice 12 bytes for each",
             num_bytes=GENERATIONS * optimizer,
+            freed_bytes=_bytes_of(Path(trainer.optimizer.state_dir) / config.run.name),
         )
+    if not trainer.num_steps:
+        return
     if trainer.saves:
         yield Place(
             setting="trainer.checkpoint_path",
@@ -95,6 +100,12 @@ def num_parameters(model_path: str) -> int:
     if name == model_path:
         return num_elements(Path(model_path))
     return tiny.num_parameters(tiny.SPECS[name])
+
+
+def _bytes_of(folder: Path) -> int:
+    """That removing it would free: a file with another hard link, as in a checkpoint, stays."""
+    files = [path.stat() for path in folder.rglob("*") if path.is_file()]
+    return sum(file.st_blocks * _BLOCK_BYTES for file in files if file.st_nlink == 1)
 
 
 def _nearest(place: Place) -> Path:
@@ -132,7 +143,11 @@ def _check_free(place: Place, there: Path, needed: int) -> None:
     filesystem = os.statvfs(there)
     free = filesystem.f_bavail * filesystem.f_frsize
     if free < needed:
-        others = f", and {_size(needed)} with what else the run keeps there" if needed > place.num_bytes else ""
+        others = (
+            f", and {_size(needed)} with what else the run keeps there"
+            if needed > place.num_bytes - place.freed_bytes
+            else ""
+        )
         raise ConfigError(
             f"{place.named}: {place.what}, needs {_size(place.num_bytes)}{others}; {_size(free)} are free: make room, "
             "or give a folder on a larger disk"
