@@ -211,7 +211,7 @@ def test_nothing_is_left_behind(grade, tmp_path, monkeypatch):
 
 async def test_a_program_dies_with_the_grading_that_runs_it(start_pool):
     """The service gives up before the program's own limits end it: the grade abstains and nothing runs on."""
-    pool = await start_pool("code", grade_timeout_s=1.0)
+    pool = await start_pool("code", grade_timeout_s=3.0)
     sleeping = "```python\nimport time\ntime.sleep(600)\n```"
     ground_truth = json.dumps({"pairs": SQUARE})
     abstained, right = await pool.grade([sleeping, "```\nprint(int(input()) ** 2)\n```"], ground_truth)

@@ -78,13 +78,11 @@ async def _watch(run_dir: Path) -> Watched | None:
 async def _look(chromium: Chromium, url: str) -> Watched:
     page = await chromium.open(url)
     await page.evaluate(KEEP_STEPS)
-    await page.wait_for_function("() => window.steps.some((text) => text.startsWith('Step 1 '))", timeout=RUN_S * 1000)
+    await page.wait_for_function(f"() => {HAS_STEP} || {HAS_ENDED}", timeout=RUN_S * 1000)
     await page.locator("#workers tbody tr").nth(3).wait_for(timeout=LIVE_S * 1000)
     live_workers = await table(page, "#workers")
     live_state, live_connection = [await page.locator(f"#{name}").inner_text() for name in ("state", "connection")]
-    await page.wait_for_function(
-        "() => document.getElementById('connection').innerText === 'ended'", timeout=RUN_S * 1000
-    )
+    await page.wait_for_function(f"() => {HAS_ENDED}", timeout=RUN_S * 1000)
     return Watched(
         live_state=live_state,
         live_connection=live_connection,
@@ -107,6 +105,8 @@ async def _shown(page: Page) -> Shown:
     )
 
 
+HAS_STEP = "window.steps.some((text) => text.startsWith('Step 1 '))"
+HAS_ENDED = "document.getElementById('connection').innerText === 'ended'"
 KEEP_STEPS = """() => {
   const line = document.getElementById("step");
   window.steps = [line.innerText];

@@ -13,7 +13,7 @@ from beamline.protocol.errors import WeightError
 from beamline.weights.manifest import WeightManifest
 from loaded_weights import PAGE_BYTES
 from rollout_messages import SOCKETS, close_owners, damage, export, num_readers, prompt_group
-from tiny_engines import assert_same, load, routes_of
+from tiny_engines import ROUNDING, assert_same, load, routes_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -45,11 +45,11 @@ async def test_an_update_equals_a_fresh_start_and_the_way_back_leaves_no_trace(
     assert np.array_equal(await scores(engine, model), own_scores)
     assert_same(await engine.generate(group), own_completions)
     async with start(model.other_path) as fresh:
-        assert np.abs(await scores(fresh, model) - other_scores).max() < 1e-6
+        assert np.abs(await scores(fresh, model) - other_scores).max() < ROUNDING
         fresh_completions = await fresh.generate(group)
     assert [c.tokens for c in fresh_completions] == [c.tokens for c in other_completions]
     for mine, theirs in zip(other_completions, fresh_completions, strict=True):
-        assert np.abs(np.array(mine.logprobs) - theirs.logprobs).max() < 1e-6
+        assert np.abs(np.array(mine.logprobs) - theirs.logprobs).max() < ROUNDING
         assert mine.version_spans == [VersionSpan(1, 0, len(mine.tokens))]
         assert np.array_equal(routes_of(mine), routes_of(theirs))
 
