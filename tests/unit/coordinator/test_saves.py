@@ -51,3 +51,12 @@ def test_a_resumed_run_has_its_checkpoint_and_lacks_an_export() -> None:
     assert saves.checkpoint is not None and saves.checkpoint.path == "checkpoints/global_step_6"
     assert saves.missing(6, checkpoint=True, export=True) == (False, True)
     assert saves.missing(7, checkpoint=True, export=False) == (True, False)
+
+
+def test_a_checkpoint_is_whole_though_its_export_has_failed() -> None:
+    saves = Saves()
+    saves.record_request(asked(2, export=True))
+    half = CheckpointSaved(step=2, path="global_step_2", error="no space left for the export")
+    assert saves.record_saved(half)
+    assert (saves.checkpoint, saves.export) == (half, None)
+    assert saves.error(2) == "no space left for the export"

@@ -172,7 +172,7 @@ class Coordinator:
             started=self.core.state.started,
         )
         if error:
-            raise BeamlineError(f"the run's last policy, {self.ledger.step}, is not saved: {error}")
+            raise BeamlineError(f"the run has ended, and its last policy, {self.ledger.step}, is not saved: {error}")
 
     async def enter(self, phase: m.PhaseName) -> None:
         """Acquire the lease for a phase of the step under way."""

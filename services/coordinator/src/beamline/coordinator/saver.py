@@ -82,7 +82,7 @@ class Saver:
                 await self._core.commit(j.Copied(step=message.step))
             case CheckpointSaved() if self._saves.awaits(message):
                 if message.error:
-                    log.error("policy %d is not saved, and the run goes on: %s", message.step, message.error)
+                    log.error("policy %d was to be saved, and the run goes on without: %s", message.step, message.error)
                 # Before the journal ends the save: a coordinator that dies in between must not lose its figures.
                 await self._tell(message.step, saved_metrics(message))
                 await self._core.commit(j.Saved(saved=message))
@@ -92,7 +92,7 @@ class Saver:
             await self._core.release([_owner(message.step)])
 
     async def finish(self) -> str:
-        """Wait until nothing is being written any more. Returns why the last policy is not kept, else nothing."""
+        """Wait until nothing is being written any more. Returns why not all of the last policy is kept."""
         step = self._core.ledger.step
         if self._saves.open_steps():
             with self._clock.phase("checkpoint"):

@@ -47,9 +47,9 @@ class Saves:
         del self._open[saved.step]
         self._answers[saved.step] = saved
         self.copied_step = max(self.copied_step, saved.step)
-        if saved.path and not saved.error:
+        if saved.path:  # it may be whole although its export has failed
             self.checkpoint = saved
-        if saved.export_path and not saved.error:
+        if saved.export_path:
             self.export = saved
         return True
 
@@ -70,6 +70,6 @@ class Saves:
         return checkpoint and self._checkpoint_step < step, export and self._export_step < step
 
     def error(self, step: int) -> str:
-        """Why the step's policy is not kept; empty where it is, or where nothing is known."""
+        """Why not all that was asked for of a step is kept; empty where it is, or where nothing is known."""
         answer = self._answers.get(step)
         return answer.error if answer else ""

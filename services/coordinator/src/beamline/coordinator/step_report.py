@@ -58,10 +58,8 @@ def sampling_metrics(num_kept: int, num_filtered: int, groups_per_step: int) -> 
 
 def saved_metrics(saved: CheckpointSaved) -> dict[str, float]:
     """What the trainer says of a policy that it kept, or failed to keep."""
-    if saved.error:
-        return {"checkpoint/failed": 1.0}
     size = {"checkpoint/num_bytes": float(saved.num_bytes)} if saved.path else {}
-    return {"checkpoint/failed": 0.0, "checkpoint/save_s": saved.save_s, **size}
+    return {"checkpoint/failed": float(bool(saved.error)), "checkpoint/save_s": saved.save_s, **size}
 
 
 def _environment_metrics(groups: list[ScoredGroup]) -> dict[str, float]:
