@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -161,25 +161,26 @@ def run_jobs(jobs: Sequence[Job]) -> list[Outcome]:
 def run_alone(job: Job) -> Outcome:
     """Run a job whose output is seen while it comes."""
     print(f"\n== {job.title}", flush=True)
-    return run_job(job, None)
+    return run_job(job, None, {})
 
 
 def run_beside(job: Job) -> Outcome:
-    """Run a job beside another one: what it writes is shown when it has ended."""
+    """Run a job beside another one, with one thread: what it writes is shown when it has ended."""
     print(f"== {job.title} begins", flush=True)
     # A file, since a process that a test has left behind would hold a pipe open.
     with tempfile.TemporaryFile() as output:
-        outcome = run_job(job, output)
+        outcome = run_job(job, output, {"OMP_NUM_THREADS": "1"})
         output.seek(0)
         with _printing:
             print(f"\n== {job.title}\n{output.read().decode(errors='replace')}", flush=True)
     return outcome
 
 
-def run_job(job: Job, output: IO[bytes] | None) -> Outcome:
-    """Run its command to the end."""
+def run_job(job: Job, output: IO[bytes] | None, variables: Mapping[str, str]) -> Outcome:
+    """Run its command to the end, with more environment variables."""
     started = time.monotonic()
-    code = subprocess.run(job.command, cwd=ROOT, check=False, stdout=output, stderr=output).returncode
+    environment = {**os.environ, **variables}
+    code = subprocess.run(job.command, cwd=ROOT, env=environment, check=False, stdout=output, stderr=output).returncode
     total, failed, skipped = _counts(job.report) if job.report else (0, 0, 0)
     return Outcome(
         name=job.name,

@@ -1,5 +1,6 @@
 """Small messages and weight segments for the rollout tests."""
 
+import asyncio
 import shutil
 import tempfile
 from collections.abc import Hashable, Iterator, Mapping
@@ -8,12 +9,15 @@ from pathlib import Path
 import numpy as np
 
 from beamline.protocol import messages as m
+from beamline.runtime.deadline import deadline
 from beamline.weights.manifest import WeightManifest, merge
 from beamline.weights.shm import ShmOwner
 from beamline.weights.tensors import Shard
 
 SOCKETS = Path(tempfile.gettempdir())
 """A socket's path may not be long, as a test's own folder is."""
+
+READERS_S = 10.0
 
 FAR_AWAY = 4e9
 """A deadline, in Unix seconds, that no test reaches."""
@@ -75,9 +79,11 @@ def damage(manifest: WeightManifest, name: str) -> None:
     owner._pool._versions[manifest.policy_version]._bytes[entry.pieces[0].offset + 1] ^= 1
 
 
-def num_readers() -> int:
-    """Of all that is exported."""
-    return sum(owner.num_readers for owner in _owners.values())
+async def readers_are(number: int) -> None:
+    """Wait until so many readers hold what is exported: that one has let go, its owner learns a moment later."""
+    async with deadline(READERS_S, f"{number} readers of exported weights"):
+        while sum(owner.num_readers for owner in _owners.values()) != number:
+            await asyncio.sleep(0.01)  # the owner's thread counts, and tells nobody
 
 
 def close_owners() -> None:

@@ -11,7 +11,7 @@ import pytest_asyncio
 from beamline.protocol.blobs import VersionSpan
 from beamline.protocol.messages import FinishReason
 from beamline.rollout.continuation import Part, Sample
-from rollout_messages import export, num_readers, prompt_group
+from rollout_messages import export, prompt_group, readers_are
 from tiny_engines import assert_prefix, load, routes_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -80,9 +80,9 @@ async def test_a_drain_that_is_given_up_leaves_the_old_policy_and_takes_requests
         await activating
     short = prompt_group(group.prompt_tokens, seeds=[1], max_tokens=4)
     assert one_span((await engine.generate(short))[0], 0) and not long.done()
-    assert num_readers() == 1
+    await readers_are(1)
     await engine.drop_staged()
-    assert num_readers() == 0
+    await readers_are(0)
     assert_undisturbed(await long, undisturbed)
 
 

@@ -12,7 +12,7 @@ from beamline.protocol.blobs import VersionSpan
 from beamline.protocol.errors import WeightError
 from beamline.weights.manifest import WeightManifest
 from loaded_weights import PAGE_BYTES
-from rollout_messages import SOCKETS, close_owners, damage, export, num_readers, prompt_group
+from rollout_messages import SOCKETS, close_owners, damage, export, prompt_group, readers_are
 from tiny_engines import ROUNDING, assert_same, load, routes_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -141,7 +141,7 @@ async def test_refused_weights_change_nothing(engine, model, tmp_path: Path, fau
     manifest = refused_weights(model.tensors(other=True), tmp_path, fault)
     with pytest.raises(WeightError, match=REFUSALS[fault]):
         await engine.stage_weights(manifest)
-    assert num_readers() == 0
+    await readers_are(0)
     with pytest.raises(WeightError, match="no policy is staged"):
         await engine.activate_weights()
     assert np.array_equal(await scores(engine, model), before)
@@ -153,7 +153,7 @@ async def test_a_staged_policy_changes_nothing_until_it_is_activated_and_can_be_
 ) -> None:
     before = await scores(engine, model)
     await engine.stage_weights(other)
-    assert num_readers() == 1
+    await readers_are(1)
     assert np.array_equal(await scores(engine, model), before)
     await engine.drop_staged()
     await engine.drop_staged()
@@ -163,7 +163,7 @@ async def test_a_staged_policy_changes_nothing_until_it_is_activated_and_can_be_
     await engine.stage_weights(own)
     await engine.activate_weights()
     assert np.array_equal(await scores(engine, model), before)
-    assert num_readers() == 0
+    await readers_are(0)
 
 
 async def test_samples_go_on_while_a_policy_is_fetched_from_an_owner_that_does_not_answer(

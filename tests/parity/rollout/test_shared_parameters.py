@@ -8,7 +8,7 @@ import pytest
 
 from beamline.protocol.blobs import VersionSpan
 from beamline.protocol.errors import WeightError
-from rollout_messages import damage, export, num_readers, prompt_group
+from rollout_messages import damage, export, prompt_group, readers_are
 from tiny_engines import load, routes_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -54,7 +54,7 @@ async def test_policies_are_flipped_without_a_copy(start, engine, model, tmp_pat
             await load(plain, manifests[0])
             assert np.array_equal(await scores(plain, model), before)
             assert await plain._call("unshared_parameters") == [[]]
-            assert num_readers() == 1, "the policy that is served is held"
+            await readers_are(1)  # the policy that is served is held
         damaged = export(tmp_path, 2, other)
         damage(damaged, "model.norm.weight")
         with pytest.raises(WeightError, match="checksum"):
