@@ -150,7 +150,7 @@ def _command(pid: str) -> str:
         words = Path("/proc", pid, "cmdline").read_bytes().split(b"\0")
     except OSError:
         return "on another machine, or gone"
-    return " ".join(word.decode(errors="replace") for word in words[:4]).strip()
+    return " ".join(" ".join(word.decode(errors="replace") for word in words).split())[:80]
 
 
 def _link_or_copy(source: Path, target: Path) -> Literal["hard link", "reflink", "copy"]:

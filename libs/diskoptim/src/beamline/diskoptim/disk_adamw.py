@@ -21,12 +21,13 @@ from beamline.diskoptim.errors import DirectoryError, StateError, explained
 from beamline.diskoptim.files import ChosenIo, Io, choose_io
 from beamline.diskoptim.gradients import clip_factor, flat_gradients, total_norm
 from beamline.diskoptim.groups import Group, Params, make_groups
-from beamline.diskoptim.layout import CUT, ELEMENT_BYTES, MIN_BUCKET_BYTES, capacity_of
+from beamline.diskoptim.layout import CUT, ELEMENT_BYTES
 from beamline.diskoptim.state_file import AdamState, StateFile, with_sums, write_state
 from beamline.diskoptim.stream import NUM_BUFFERS, Stream
 from beamline.diskoptim.update import MAX_SCRATCH, DeviceUpdate, HostUpdate, Plan, Scaling
 
 BUCKET_BYTES = 256 * 2**20
+MIN_BUCKET_BYTES = 64 * 2**10
 
 
 class DiskAdamW:
@@ -140,6 +141,7 @@ class DiskAdamW:
             num_steps,
             generation=generation,
             bucket_bytes=self._bucket_bytes,
+            io=self._io,
         )
         self._generations.adopt()
         self._prepare()
@@ -211,5 +213,4 @@ def _scratch_elements(bucket_bytes: int) -> int:
     """Room for scaled gradients, which a bucket is smaller by: three buckets hold all that is needed."""
     if bucket_bytes < MIN_BUCKET_BYTES:
         raise ValueError(f"bucket_bytes={bucket_bytes} is below {MIN_BUCKET_BYTES}: give at least that")
-    capacity_of(bucket_bytes)
     return min(MAX_SCRATCH, bucket_bytes // 16 // ELEMENT_BYTES // CUT * CUT)

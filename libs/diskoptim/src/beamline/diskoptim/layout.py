@@ -20,7 +20,7 @@ CUT = 64 // ELEMENT_BYTES
 UNIT = ALIGNMENT // ELEMENT_BYTES
 """A section's length is a multiple of it."""
 SECTIONS = ("main", "exp_avg", "exp_avg_sq")
-MIN_BUCKET_BYTES = 64 * 1024
+MIN_BUCKET_BYTES = len(SECTIONS) * ALIGNMENT
 GENERATIONS = 2
 
 

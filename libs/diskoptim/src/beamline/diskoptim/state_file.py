@@ -16,7 +16,7 @@ import xxhash
 
 from beamline.diskoptim.buffers import Buffer
 from beamline.diskoptim.errors import StateError, explained
-from beamline.diskoptim.files import choose_io, opened, read_exactly
+from beamline.diskoptim.files import Io, choose_io, opened, read_exactly
 from beamline.diskoptim.header import MEND, Header, check_length, header_path, state_path
 from beamline.diskoptim.layout import (
     CUT,
@@ -156,6 +156,7 @@ def write_state(
     *,
     generation: int = 0,
     bucket_bytes: int = BUCKET_BYTES,
+    io: Io = "auto",
 ) -> list[Path]:
     """Write a state file; the tensors are asked for one after the other. Returns the two paths, durably on disk.
 
@@ -169,7 +170,7 @@ def write_state(
         header_path(folder, stem).unlink(missing_ok=True)
         path.unlink(missing_ok=True)  # it may be a snapshot's by another name
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
-        direct = os.O_DIRECT if choose_io(folder, "auto") == "direct" else 0
+        direct = os.O_DIRECT if choose_io(folder, io) == "direct" else 0
         with opened(path, flags | direct) as file:
             writer = _Writer(file, capacity_of(bucket_bytes))
             parameters = {name: writer.put(state) for name, state in tensors}
