@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from benchmarks import graders, packing, r3, telemetry, weight_figures
+from benchmarks import fused_logprob, graders, packing, r3, telemetry, weight_figures
 from benchmarks.figures import Figures, Ring, Side, compare, rows
 from benchmarks.sides import FOLDER, ROOT, Bench, SideFailed
 
@@ -45,6 +45,7 @@ def main() -> int:
         ring, vllm, trl = Ring.join(rings), Side.join(vllms), Side.join(trls)
         figures, replay, packed = compare(ring, trl, vllm), r3.measure(bench), packing.measure(bench)
         graded, weights, looked_at = graders.measure(bench), bench.weights(), telemetry.measure(bench)
+        fused = fused_logprob.measure(bench)
     except (SideFailed, ValueError) as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1
@@ -54,6 +55,7 @@ def main() -> int:
         **msgspec.to_builtins(graded),
         **msgspec.to_builtins(weights),
         **msgspec.to_builtins(looked_at),
+        **msgspec.to_builtins(fused),
         "machine": machine(),
         "versions": versions(),
         "commands": list(dict.fromkeys(bench.commands)),
@@ -62,7 +64,7 @@ def main() -> int:
     }
     write_atomically(ROOT / SUMMARY, msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
     table = [*rows(figures, ring, trl, vllm), *r3.rows(replay), *packing.rows(packed), *graders.rows(graded)]
-    table += [*weight_figures.rows(weights), *telemetry.rows(looked_at)]
+    table += [*weight_figures.rows(weights), *telemetry.rows(looked_at), *fused_logprob.rows(fused)]
     show(table, figures, summary)
     return 0
 
