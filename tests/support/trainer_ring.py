@@ -32,6 +32,7 @@ from trainer_weights import staged_weights
 
 SUBJECTS = Subjects(prefix="beamline", run="trainer-test")
 START_S, STEP_S = 180, 60
+SERVICE = ("-m", "beamline.trainer")
 VOCAB, NUM_PROMPT, NUM_LAYERS, NUM_EXPERTS, TOP_K = 512, 6, 4, 16, 4
 """Of both tiny models."""
 
@@ -61,8 +62,12 @@ class Ring:
         folder = shm_root(SUBJECTS, self.run_dir) / "weights"
         return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
-    async def start(self, trainer: TrainerSection, config: RunConfig | None = None) -> asyncio.subprocess.Process:
-        """Start the service on the folder's model; `config` is for what other sections say."""
+    async def start(
+        self, trainer: TrainerSection, config: RunConfig | None = None, program: Sequence[str] = SERVICE
+    ) -> asyncio.subprocess.Process:
+        """Start the service on the folder's model; `config` is for what other sections say, `program` for a service
+        that fails as it is told to.
+        """
         config = config or RunConfig()
         placed = msgspec.structs.replace(
             config,
@@ -71,7 +76,7 @@ class Ring:
             trainer=trainer,
         )
         write_config(self.run_dir, placed)
-        command = (sys.executable, "-m", "beamline.trainer", "--run-dir", str(self.run_dir), "--worker", "trainer-0")
+        command = (sys.executable, *program, "--run-dir", str(self.run_dir), "--worker", "trainer-0")
         process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
         self.processes.append(process)
         return process
@@ -151,12 +156,24 @@ class Ring:
     async def manifest(self, update: m.PolicyUpdate) -> WeightManifest:
         return WeightManifest.decode(await self.blobs.get(update.manifest))
 
-    async def checkpoint(self, step: int) -> Path:
-        """Ask for a checkpoint of the policy of that step."""
-        phase = m.Phase(sequence=9, step=step, phase=m.PhaseName.CHECKPOINT, policy_version=step, granted=True)
-        await self.bus.publish(phase)
+    async def ask(self, step: int, *, export: bool = False) -> m.StateCopied:
+        """Ask for a checkpoint of the policy of that step; the answer when it is copied."""
+        await self.bus.publish(m.SaveRequest(step=step, checkpoint=True, export=export))
+        copied = await self.answer()
+        assert isinstance(copied, m.StateCopied), copied
+        return copied
+
+    async def saved(self) -> m.CheckpointSaved:
+        """The answer when all is on disk."""
         saved = await self.answer()
-        assert isinstance(saved, m.CheckpointSaved)
+        assert isinstance(saved, m.CheckpointSaved), saved
+        return saved
+
+    async def checkpoint(self, step: int) -> Path:
+        """A whole checkpoint of the policy of that step."""
+        await self.ask(step)
+        saved = await self.saved()
+        assert not saved.error
         return Path(saved.path)
 
 

@@ -1,22 +1,25 @@
-"""Checkpoints: whole or refused, the newest named by `latest`, exported as a Hugging Face directory."""
+"""Checkpoints as the trainer writes them: whole or refused, described, on disk before they have a name."""
 
 import json
-import subprocess
-import sys
+import os
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from beamline.diskoptim.errors import StateError
+from beamline.diskoptim.state_file import AdamState, StateFile, write_state
 from beamline.models import tiny
 from beamline.protocol.errors import WeightError
 from beamline.runtime import checkpoints
+from beamline.runtime.checkpoint_manifest import read_manifest
 from beamline.runtime.checkpoints import TrainerState
 from beamline.runtime.model_identity import ModelIdentity
 from beamline.trainer import checkpoint
+from beamline.trainer.description import describe
 from beamline.trainer.fake_policy import FakePolicy
-from beamline.trainer.weights_out import write_safetensors
+from beamline.trainer.weights_out import DISK_ERRORS, write_safetensors
 
 
 @pytest.fixture
@@ -89,26 +92,81 @@ def test_a_damaged_checkpoint_is_written_anew(root: Path, model_dir: Path):
     assert checkpoints.damage(root / "global_step_2") == ""
 
 
-def export(*arguments: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "beamline.trainer.export", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+def test_a_policy_says_how_to_generate_though_its_model_does_not(model_dir: Path, tmp_path: Path):
+    (model_dir / "generation_config.json").unlink()
+    config = json.loads((model_dir / "config.json").read_text())
+    ids = {f"{name}_token_id": config.pop(f"{name}_token_id", None) for name in ("eos", "pad", "bos")}
+    (model_dir / "config.json").write_text(json.dumps(config))
+    (tmp_path / "policy").mkdir()
+    describe(model_dir, tmp_path / "policy", "float32")
+    found = json.loads((tmp_path / "policy" / "generation_config.json").read_text())
+    assert found["eos_token_id"] == ids["eos_token_id"] and found["pad_token_id"] is not None, (
+        "as the tokenizer has them"
+    )
 
 
-def test_export_is_a_command_that_copies_the_policy(root: Path, tmp_path: Path):
-    done = export(root / "latest", tmp_path / "hf")
-    assert done.returncode == 0, done.stderr
-    names = {path.name for path in (tmp_path / "hf").iterdir()}
-    assert {
-        "config.json",
-        "generation_config.json",
-        "model.safetensors",
-        "tokenizer.json",
-        "chat_template.jinja",
-    } <= names
-    again = export(root, tmp_path / "hf")
-    assert again.returncode == 2
-    assert again.stderr.startswith("error:")
-    assert "is not empty: export into a new directory" in again.stderr
+def test_what_a_model_says_of_generation_is_kept(model_dir: Path, tmp_path: Path):
+    said = {"eos_token_id": [5, 6], "temperature": 0.7}
+    (model_dir / "generation_config.json").write_text(json.dumps(said))
+    (tmp_path / "policy").mkdir()
+    describe(model_dir, tmp_path / "policy", "float32")
+    found = json.loads((tmp_path / "policy" / "generation_config.json").read_text())
+    assert found | said == found and isinstance(found["pad_token_id"], int)
+
+
+def test_an_optimizers_state_is_covered_by_its_buckets_and_not_read_to_seal_it(model_dir: Path, tmp_path: Path):
+    """In the format of all optimizers, whose checksums are compared without torch."""
+    states = [(f"layer.{i}", AdamState(*(torch.full((300, 70), float(i + j)) for j in range(3)))) for i in range(4)]
+    draft = checkpoint.begin(tmp_path / "ckpt", 7)
+    describe(model_dir, draft / "policy", "float32")
+    write_state(draft / "optimizer", "rank-00000", states, num_steps=7, bucket_bytes=400_000)
+    num_read: list[int] = []
+    folder = checkpoint.seal(draft, state_of(7, model_dir), num_read.append)
+    state = folder / "optimizer" / "rank-00000.state"
+    entries = {entry.path: entry for entry in read_manifest(folder).files}
+    covered = entries["optimizer/rank-00000.state"]
+    assert (covered.buckets_in, covered.xxh3_128) == ("optimizer/rank-00000.json", "")
+    assert sum(num_read) == sum(entry.num_bytes for entry in entries.values()) - state.stat().st_size
+    assert checkpoints.damage(folder) == ""
+    with state.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"\x01")
+    assert checkpoints.damage(folder).startswith("damaged: bucket ")
+    with pytest.raises(StateError, match="is damaged: bucket"):
+        StateFile.open(folder / "optimizer", "rank-00000").verify()
+
+
+def test_a_checkpoint_is_on_disk_before_it_has_its_name(
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Files, then folders, then the manifest, then the name."""
+    synced: list[str] = []
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        synced.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    folder = checkpoint.save(tmp_path / "ckpt", model_dir, state_of(1, model_dir), FakePolicy(5).save)
+    written = {path.name for path in folder.rglob("*")} - {"manifest.json"}
+    before, after = synced[: synced.index("manifest.json")], synced[synced.index("manifest.json") :]
+    assert set(before) == {*written, ".global_step_1.draft"}
+    assert after == ["manifest.json", ".global_step_1.draft", "ckpt", "ckpt"]
+
+
+def test_a_failing_disk_keeps_nobody_waiting(tmp_path: Path):
+    """Other ranks may take part in making the tensors that are left."""
+    made: list[int] = []
+
+    def tensors():
+        for i in range(5):
+            made.append(i)
+            yield f"layer.{i}", torch.zeros(10, 10)
+
+    with pytest.raises(DISK_ERRORS):
+        write_safetensors(tensors(), tmp_path / "gone", shard_bytes=500)
+    assert made == list(range(5))
 
 
 def test_large_policies_are_written_in_shards_with_an_index(tmp_path: Path):

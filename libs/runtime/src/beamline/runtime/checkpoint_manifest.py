@@ -46,17 +46,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Unix time."""
     files: list[Entry]
     seal: str = ""
-    """xxh3_128 of the manifest with an empty seal."""
+    """xxh3_128 of the manifest's bytes with nothing here."""
 
     @property
     def num_bytes(self) -> int:
         """Of all files."""
         return sum(entry.num_bytes for entry in self.files)
-
-    def sealed(self) -> "Manifest":
-        """With its checksum."""
-        plain = msgspec.structs.replace(self, seal="")
-        return msgspec.structs.replace(self, seal=xxhash.xxh3_128_hexdigest(msgspec.json.encode(plain)))
 
 
 class _Kind(msgspec.Struct):
@@ -86,7 +81,8 @@ def manifest_of(folder: Path, step: int, created: float | None = None, *, advanc
     """The manifest of what is in a folder, to be written there last. Reads every file that no buckets cover."""
     entries = [_entry(folder, path, advance) for path in files_of(folder)]
     manifest = Manifest(step=step, created=time.time() if created is None else created, files=entries)
-    return msgspec.json.format(msgspec.json.encode(manifest.sealed()), indent=2) + b"\n"
+    unsealed = msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
+    return unsealed.replace(_seal(""), _seal(xxhash.xxh3_128_hexdigest(unsealed)))
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -97,7 +93,12 @@ def read_manifest(folder: Path) -> Manifest:
         wrong = f"it has no {MANIFEST}, which is written last" if folder.is_dir() else "it does not exist"
         raise Unusable(f"{'incomplete' if folder.is_dir() else 'missing'}: {wrong}") from None
     except OSError as error:
-        raise Unusable(f"its {MANIFEST} cannot be read ({error.strerror})") from error
+        raise Unusable(f"damaged: its {MANIFEST} cannot be read ({error.strerror})") from error
+    return decode_manifest(content)
+
+
+def decode_manifest(content: bytes) -> Manifest:
+    """Raises Unusable: it is of something else, or a byte is not what was written."""
     try:
         kind = msgspec.json.decode(content, type=_Kind)
         if (kind.format, kind.version) != (FORMAT, VERSION):
@@ -106,7 +107,7 @@ def read_manifest(folder: Path) -> Manifest:
         manifest = msgspec.json.decode(content, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Unusable(f"damaged: its {MANIFEST} cannot be understood ({error})") from error
-    if manifest.sealed() != manifest:
+    if manifest.seal != xxhash.xxh3_128_hexdigest(content.replace(_seal(manifest.seal), _seal(""))):
         raise Unusable(f"damaged: its {MANIFEST} is not what was written")
     return manifest
 
@@ -143,7 +144,7 @@ def _changed(folder: Path, entry: Entry, advance: Advance) -> str:
     path = folder / entry.path
     if entry.buckets_in:
         return _changed_bucket(path, folder / entry.buckets_in, advance)
-    if _hash(path, advance) != entry.xxh3_128:
+    if hash_of(path, advance) != entry.xxh3_128:
         return f"damaged: {entry.path} is not what its {MANIFEST} says: bytes have changed"
     return ""
 
@@ -172,16 +173,21 @@ def _entry(folder: Path, path: Path, advance: Advance) -> Entry:
     described = path.with_suffix(".json")
     if path.suffix == _STATE and described.is_file():
         return Entry(path=name, num_bytes=num_bytes, buckets_in=described.relative_to(folder).as_posix())
-    return Entry(path=name, num_bytes=num_bytes, xxh3_128=_hash(path, advance))
+    return Entry(path=name, num_bytes=num_bytes, xxh3_128=hash_of(path, advance))
 
 
-def _hash(path: Path, advance: Advance) -> str:
+def hash_of(path: Path, advance: Advance = lambda _: None) -> str:
+    """xxh3_128 of a file."""
     digest = xxhash.xxh3_128()
     with path.open("rb") as file:
         while block := file.read(_READ_BYTES):
             digest.update(block)
             advance(len(block))
     return digest.hexdigest()
+
+
+def _seal(seal: str) -> bytes:
+    return f'"seal": "{seal}"'.encode()
 
 
 def _some(names: list[str]) -> str:

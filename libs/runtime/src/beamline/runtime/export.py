@@ -5,63 +5,79 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import xxhash
-
 from beamline.protocol.errors import WeightError
-from beamline.runtime.checkpoints import ADAPTER, POLICY, resolve
+from beamline.runtime.checkpoint_manifest import Advance, Entry, hash_of, read_manifest
+from beamline.runtime.checkpoints import ADAPTER, POLICY, draft_of, resolve
 
-_READ_BYTES = 16 * 1024 * 1024
 _WEIGHTS = ".safetensors"
 
-type Place = Callable[[Path, Path], None]
-"""Makes the second file of the first."""
 
+def export(checkpoint: Path, directory: Path, advance: Advance = lambda _: None) -> Path:
+    """Copy a checkpoint's policy into `directory`, new or empty, which is there when it is complete.
 
-def export(checkpoint: Path, directory: Path, place: Place | None = None) -> Path:
-    """Copy a checkpoint's policy into `directory`, new or empty; verified before and after.
+    What was copied is read again and compared with the manifest; what else the checkpoint holds is not read.
 
-    Raises WeightError for a damaged checkpoint, one of adapters alone, or a directory that is not empty.
+    Args:
+        checkpoint: its folder, or that of all checkpoints for the newest.
+        advance: told of the bytes that were read to compare.
+
+    Raises:
+        WeightError: a damaged checkpoint, one of adapters alone, or a directory that is not empty.
     """
-    folder = resolve(checkpoint)
-    if (folder / ADAPTER).is_dir() and not (folder / POLICY).is_dir():
+    folder = resolve(checkpoint, deep=False)
+    if not (folder / POLICY).is_dir():
+        what = "adapters alone (LoRA)" if (folder / ADAPTER).is_dir() else "no policy"
         raise WeightError(
-            f"checkpoint {folder} holds adapters alone, which cannot be exported as a model: export the checkpoint of "
-            "a run that trained all weights"
+            f"checkpoint {folder} holds {what}, which makes no model: export the checkpoint of a run that trained all "
+            "weights"
         )
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+    target = directory.resolve()
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise WeightError(f"{directory} is not empty: export into a new directory")
-    place_policy(folder / POLICY, directory, place or copy_checked)
+    draft = draft_of(target)
+    shutil.rmtree(draft, ignore_errors=True)
+    try:
+        for entry in exported_files(folder):
+            _copy(folder, entry, draft, advance)
+        draft.rename(target)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
     return directory
 
 
-def place_policy(policy: Path, directory: Path, place: Place) -> None:
+def exported_files(folder: Path) -> list[Entry]:
+    """What of a checkpoint is exported."""
+    return [entry for entry in read_manifest(folder).files if entry.path.startswith(f"{POLICY}/")]
+
+
+def place_policy(policy: Path, directory: Path, place: Callable[[Path, Path], None]) -> None:
     """All files of a policy's directory, in another one."""
     directory.mkdir(parents=True, exist_ok=True)
     for source in sorted(policy.iterdir()):
         place(source, directory / source.name)
 
 
-def copy_checked(source: Path, target: Path) -> None:
-    """Raises WeightError where the copy is not what was read."""
-    shutil.copyfile(source, target)
-    if _hash(target) != _hash(source):
-        raise WeightError(f"{target} differs from {source} after copying: the disk is full or failing")
-
-
 def link_or_copy(source: Path, target: Path) -> None:
-    """Weights by a hard link where the filesystem can; a copy of all else, which people may want to change."""
+    """Weights by a hard link where the filesystem can; a copy of all else, which people may want to change.
+
+    Raises WeightError where a copy is not what was read.
+    """
     if source.suffix == _WEIGHTS:
         try:
             os.link(source, target)
             return
         except OSError:
             pass  # another filesystem, or one without links
-    copy_checked(source, target)
+    shutil.copyfile(source, target)
+    if hash_of(target) != hash_of(source):
+        raise WeightError(f"{target} differs from {source} after copying: the disk is failing")
 
 
-def _hash(path: Path) -> str:
-    digest = xxhash.xxh3_128()
-    with path.open("rb") as file:
-        while block := file.read(_READ_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
+def _copy(folder: Path, entry: Entry, draft: Path, advance: Advance) -> None:
+    source = folder / entry.path
+    target = draft / source.relative_to(folder / POLICY)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source, target)
+    if hash_of(target, advance) != entry.xxh3_128:
+        resolve(folder)  # says so where the checkpoint is damaged, and names another
+        raise WeightError(f"{target} differs from {source} after copying: the disk is failing")

@@ -6,13 +6,13 @@ that ended it, as a rule 1; `--debug` adds the traceback to either.
 
 import asyncio
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from beamline.coordinator.checkpoint_cli import checkpoint_app
 from beamline.coordinator.data_cli import data_app
 from beamline.coordinator.observe_cli import RunName, Runs, observe_app
 from beamline.protocol.errors import BeamlineError, ConfigError
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 HELP = "Train mixture-of-experts language models with reinforcement learning. --debug shows an error's traceback."
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=HELP)
 app.add_typer(observe_app)
+app.add_typer(checkpoint_app)
 app.add_typer(data_app, name="data")
 doctor_app = typer.Typer(no_args_is_help=True, help="Find out what is wrong.")
 app.add_typer(doctor_app, name="doctor")
@@ -148,30 +149,6 @@ def resume(run: RunName, runs: Runs = Path("runs")) -> None:
     from beamline.protocol.messages import ResumeRequest
 
     _tell(run, runs, ResumeRequest(), "goes on")
-
-
-@app.command()
-def export(
-    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint's folder, such as runs/demo/checkpoints/latest.")],
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where the Hugging Face model is written.")],
-) -> None:
-    """Turn a checkpoint into a Hugging Face directory."""
-    from beamline.coordinator.launch.local import environment, interpreter
-    from beamline.coordinator.progress_bar import working
-
-    if not checkpoint.is_dir():
-        raise ConfigError(f"{checkpoint} is not a checkpoint's folder: the end of `beamline run` says where it lies")
-    command = [str(interpreter("trainer")), "-m", "beamline.trainer.export", str(checkpoint), str(directory)]
-    with working(f"exporting {checkpoint}"):
-        ended = subprocess.run(
-            command, env=environment(os.environ, threads=1), check=False, capture_output=True, text=True
-        )
-    typer.echo(ended.stdout, nl=False)
-    typer.echo(ended.stderr, nl=False, err=True)
-    if ended.returncode == CONFIG_EXIT:
-        raise typer.Exit(CONFIG_EXIT)
-    if ended.returncode != 0:
-        raise BeamlineError(f"the export ended with exit code {ended.returncode}: its own message is above")
 
 
 @doctor_app.command()

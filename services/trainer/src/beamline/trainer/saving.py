@@ -110,7 +110,7 @@ class Saver:
             return CoordinatorFiles(files={})
         return CoordinatorFiles.decode(await self._blobs.get(request.coordinator_files))
 
-    @tracer.start_as_current_span("copy")
+    @tracer.start_as_current_span("save")
     async def _copy(self, request: SaveRequest, policy_version: int) -> None:
         if request.step != policy_version:
             raise BeamlineError(f"the policy is that of step {policy_version} by now")
