@@ -1,5 +1,7 @@
 """Tensors to send from a trainer's ranks to an engine's, and what came of them."""
 
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -88,3 +90,13 @@ def fetched(manifest: WeightManifest, needs: Needs | None = None) -> dict[str, n
         return read
     finally:
         stage.close()
+
+
+def until(condition: Callable[[], bool], deadline_s: float = 10.0) -> None:
+    """What threads do after the other end has let go, an owner's above all, comes true a moment later."""
+    done = threading.Event()
+    for _ in range(int(deadline_s / 0.01)):
+        if condition():
+            return
+        done.wait(0.01)
+    raise AssertionError("it did not come true")

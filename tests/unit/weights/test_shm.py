@@ -6,7 +6,7 @@ import resource
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,7 @@ from beamline.weights.manifest import ShmPlace, WeightManifest
 from beamline.weights.shm import ShmOwner
 from beamline.weights.staging import Stage
 from beamline.weights.tensors import Shard
-from weight_shards import assert_equal, bits_of, example, export, fetched, shards_of
+from weight_shards import assert_equal, bits_of, example, export, fetched, shards_of, until
 
 SUPPORTED = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "support")}
 """For a process of this file's own."""
@@ -197,16 +197,6 @@ def mapped_segments() -> int:
     """That this process has mapped, as a reader or an owner."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     return len({line.split()[4] for line in lines if "beamline-weights" in line})
-
-
-def until(condition: Callable[[], bool], deadline_s: float = 10.0) -> None:
-    """The owner hears of a reader that has let go a moment later."""
-    done = threading.Event()
-    for _ in range(int(deadline_s / 0.01)):
-        if condition():
-            return
-        done.wait(0.01)
-    raise AssertionError("it did not come true")
 
 
 def fill_up(directory: Path, when: str) -> None:
