@@ -91,7 +91,7 @@ def test_no_answer_is_never_right():
 
 
 def test_hostile_text_is_graded_at_once():
-    started = time.monotonic()
+    started = time.process_time()
     for text in (
         "Answer:" * 100_000,
         "Answer: " + r"\boxed{" * 50,
@@ -99,7 +99,7 @@ def test_hostile_text_is_graded_at_once():
         "Answer: " + " " * 290,
     ):
         assert grade(text, "5").acc == 0.0
-    assert time.monotonic() - started < 1.0
+    assert time.process_time() - started < 1.0
 
 
 def test_different_published_integers_are_never_confused(published):

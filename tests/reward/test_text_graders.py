@@ -97,7 +97,7 @@ async def test_an_expression_that_takes_for_ever_abstains(start_pool):
 
 
 def test_hostile_text_is_read_at_once():
-    started = time.monotonic()
+    started = time.process_time()
     for text in (
         "####" * 50_000,
         "A: " * 50_000,
@@ -107,7 +107,7 @@ def test_hostile_text_is_read_at_once():
     ):
         assert gsm8k.grade(text, "7").acc == 0.0
         assert exact.grade(text, "7").acc == 0.0
-    assert time.monotonic() - started < 2.0
+    assert time.process_time() - started < 2.0
 
 
 def test_every_name_is_a_grader():
