@@ -42,7 +42,7 @@ def test_weights_that_are_damaged(healthy: Examined, capsys: pytest.CaptureFixtu
     weights = run.path / "checkpoints" / "global_step_3" / "policy" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"!")
     line = refusal(capsys, str(run.path))
-    assert "global_step_3 cannot be used: policy/model.safetensors is not what its manifest.json says" in line
+    assert "global_step_3 cannot be used: damaged: policy/model.safetensors is not what its manifest.json says" in line
 
 
 def test_a_model_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -15,10 +15,11 @@ from beamline.protocol.errors import ConfigError
 from beamline.protocol.messages import TrainBatch
 from beamline.trainer import commands
 from beamline.trainer.batch import Batch
-from beamline.trainer.commands import AnyCommand, Export, Join, Save, Score, Train, Trim
+from beamline.trainer.commands import AnyCommand, Export, Join, Save, SaveWeights, Score, Train, Trim
 from beamline.trainer.fake_policy import FakePolicy
 from beamline.trainer.outlet import Outlet
 from beamline.trainer.peers import Alone
+from beamline.trainer.policy import NotSaved
 from beamline.trainer.rank import Rank, StepSettings
 from beamline.trainer.threads import num_threads
 from beamline.weights.shm import ShmOwner
@@ -56,14 +57,31 @@ def test_rank_0_tells_the_others_before_it_starts(outlet: Outlet, tmp_path: Path
     rank.score([1, 2, 3])
     (tmp_path / "policy").mkdir()
     rank.save(tmp_path)
+    rank.save_weights(tmp_path)
     rank.trim()
     assert told == [
         Train(batch=MESSAGE, lr=0.5),
         Export(policy_version=1),
         Score(tokens=[1, 2, 3]),
         Save(directory=str(tmp_path)),
+        SaveWeights(directory=str(tmp_path)),
         Trim(),
     ]
+
+
+def test_a_rank_whose_disk_fails_is_named_when_all_are_done(outlet: Outlet, tmp_path: Path):
+    (tmp_path / "policy").mkdir()
+
+    class FailingPeer(Alone):
+        """Rank 2 of three has a full disk."""
+
+        def collect(self, payload: bytes) -> list[bytes]:
+            return [payload, payload, payload + b"No space left on device"]
+
+    with pytest.raises(NotSaved, match=r"^rank 2: No space left on device$"):
+        Rank(FakePolicy(VOCAB), FailingPeer(), SETTINGS, outlet).save(tmp_path)
+    with pytest.raises(NotSaved, match="nowhere"):
+        Rank(FakePolicy(VOCAB), Alone(), SETTINGS, outlet).save(tmp_path / "nowhere")
 
 
 def test_micro_batches_of_padding_change_nothing(outlet: Outlet):

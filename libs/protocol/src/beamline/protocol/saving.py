@@ -39,7 +39,8 @@ class CheckpointSaved(Message, kw_only=True, tag="CheckpointSaved/1"):
     save_s: float = 0.0
     """From the request to the manifest."""
     error: str = ""
-    """Why there is nothing: the run has gone on without."""
+    """Why not all that was asked for is there: the run has gone on without. A path is that of a whole one all the
+    same."""
 
 
 class CoordinatorFiles(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="CoordinatorFiles/1"):

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-_WEIGHTS = ("*.safetensors", "*.bin", "*.index.json")
+_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.onnx", "*.index.json")
 GENERATION = "generation_config.json"
 _TOKENS = ("eos", "pad", "bos")
 
