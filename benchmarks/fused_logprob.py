@@ -25,6 +25,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     forward_s: float
     backward_s: float
+    processor_s: float
+    """Of both, on all cores: what it would take on a machine that does nothing else."""
     peak_bytes: int
     mean_logprob: float
     hidden_gradient_norm: float
@@ -91,8 +93,9 @@ def _peak(found: list[Measured]) -> int:
 
 
 def _line(found: list[Measured]) -> str:
-    forward, backward = (median(getattr(each, name) for each in found) for name in ("forward_s", "backward_s"))
-    return f"forward {forward:.1f} s, backward {backward:.1f} s"
+    names = ("forward_s", "backward_s", "processor_s")
+    forward, backward, processor = (median(getattr(each, name) for each in found) for name in names)
+    return f"forward {forward:.1f} s, backward {backward:.1f} s; {processor:.1f} s of processor time"
 
 
 def main() -> int:

@@ -7,6 +7,7 @@ from benchmarks.fused_logprob import Measured, compare, rows
 PLAIN = Measured(
     forward_s=10.0,
     backward_s=20.0,
+    processor_s=58.0,
     peak_bytes=10 << 30,
     mean_logprob=-12.0,
     hidden_gradient_norm=60.0,
