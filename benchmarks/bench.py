@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from benchmarks import fused_logprob, graders, packing, r3, telemetry, weight_figures
+from benchmarks import disk_figures, fused_logprob, graders, packing, r3, telemetry, weight_figures
 from benchmarks.figures import Figures, Ring, Side, compare, rows
 from benchmarks.sides import FOLDER, ROOT, Bench, SideFailed
 
@@ -45,7 +45,7 @@ def main() -> int:
         ring, vllm, trl = Ring.join(rings), Side.join(vllms), Side.join(trls)
         figures, replay, packed = compare(ring, trl, vllm), r3.measure(bench), packing.measure(bench)
         graded, weights, looked_at = graders.measure(bench), bench.weights(), telemetry.measure(bench)
-        fused = fused_logprob.measure(bench)
+        fused, on_disk = fused_logprob.measure(bench), bench.disk()
     except (SideFailed, ValueError) as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1
@@ -56,6 +56,7 @@ def main() -> int:
         **msgspec.to_builtins(weights),
         **msgspec.to_builtins(looked_at),
         **msgspec.to_builtins(fused),
+        **msgspec.to_builtins(on_disk),
         "machine": machine(),
         "versions": versions(),
         "commands": list(dict.fromkeys(bench.commands)),
@@ -65,6 +66,7 @@ def main() -> int:
     write_atomically(ROOT / SUMMARY, msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
     table = [*rows(figures, ring, trl, vllm), *r3.rows(replay), *packing.rows(packed), *graders.rows(graded)]
     table += [*weight_figures.rows(weights), *telemetry.rows(looked_at), *fused_logprob.rows(fused)]
+    table += disk_figures.rows(on_disk)
     show(table, figures, summary)
     return 0
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
+from benchmarks.disk_figures import DiskFigures, DiskStep
+from benchmarks.disk_figures import figures_of as disk_figures_of
 from benchmarks.figures import Ring, Side, measured_steps
 from benchmarks.weight_figures import Moved, WeightFigures, figures_of
 
@@ -78,6 +80,13 @@ class Bench:
         (ROOT / out).unlink(missing_ok=True)
         self.run(["bin/python", "trainer", "-m", "benchmarks.weights", f"--out={out}"])
         return figures_of(msgspec.json.decode((ROOT / out).read_bytes(), type=list[Moved]))
+
+    def disk(self) -> DiskFigures:
+        """Steps of an optimizer whose state is on a disk."""
+        out = FOLDER / "disk.json"
+        (ROOT / out).unlink(missing_ok=True)
+        self.run(["env", QUIET_MACHINE, "bin/python", "trainer", "-m", "benchmarks.disk_adam", f"--out={out}"])
+        return disk_figures_of(msgspec.json.decode((ROOT / out).read_bytes(), type=list[DiskStep]))
 
     def side(
         self, environment: str, module: str, out: Path, options: Mapping[str, object], variables: Mapping[str, int]
