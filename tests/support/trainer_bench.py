@@ -72,11 +72,9 @@ class Bench:
     ) -> m.StateCopied:
         """Have the policy kept; the answer of its copy."""
         blob = await self.blobs.put("save", f"{step}", CoordinatorFiles(files=files or {}).encode())
-        copied = await self.worker.handle(
-            m.SaveRequest(step=step, checkpoint=checkpoint, export=export, coordinator_files=blob)
-        )
-        assert isinstance(copied, m.StateCopied)
-        return copied
+        request = m.SaveRequest(step=step, checkpoint=checkpoint, export=export, coordinator_files=blob)
+        assert await self.worker.handle(request) is None
+        return [message for message in self.sent if isinstance(message, m.StateCopied)][-1]
 
     async def saved(self, number: int = 0) -> m.CheckpointSaved:
         """The answer that comes when all is on disk, of all that come the one of this number."""

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from beamline.protocol import messages as m
 from beamline.runtime import checkpoints
 from beamline.runtime.checkpoint_manifest import read_manifest
 from beamline.trainer import checkpoint
@@ -71,6 +72,8 @@ async def test_a_request_that_comes_again_is_answered_again_and_not_saved_twice(
     manifest = (bench.root / "global_step_1" / "manifest.json").stat().st_mtime_ns
     assert await bench.ask(1) == first
     assert await bench.saved(1) == saved
+    kept = [message for message in bench.sent if isinstance(message, m.StateCopied | m.CheckpointSaved)]
+    assert kept == [first, saved, first, saved]
     assert (bench.root / "global_step_1" / "manifest.json").stat().st_mtime_ns == manifest
 
 

@@ -1,7 +1,6 @@
 """How a policy is kept while training goes on: copied on the policy's thread, completed behind it."""
 
 import asyncio
-import contextvars
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -31,7 +30,7 @@ type Key = tuple[int, bool, bool]
 
 
 class OnPolicyThread(Protocol):
-    """As `TrainerWorker.run`."""
+    """Has the policy's thread do what is described; returns what it returns."""
 
     async def __call__[**P, T](self, what: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T: ...
 
@@ -65,13 +64,14 @@ class Saver:
         """Remove what an earlier trainer has left unfinished."""
         await asyncio.to_thread(self._keeping.clean_up)
 
-    async def handle(self, request: SaveRequest, policy_version: int) -> StateCopied:
-        """Copy what is asked for and begin to complete it; a request that comes again is answered again."""
+    async def handle(self, request: SaveRequest, policy_version: int) -> None:
+        """Copy what is asked for, say so, and begin to complete it; a request that comes again is answered again."""
         key = (request.step, request.checkpoint, request.export)
         if key in self._copied:
+            await self._publish(self._copied[key])
             if key in self._saved:
                 await self._publish(self._saved[key])
-            return self._copied[key]
+            return
         if self._completing is not None:
             with waiting(f"the files of an earlier policy, before those of policy {request.step}"):
                 await asyncio.wait({self._completing})
@@ -80,12 +80,12 @@ class Saver:
             files = await self._files(request)
             await self._copy(request, policy_version)
         except FAILURES as failure:
-            error = self._give_up(request.step, CHECKPOINT if request.checkpoint else EXPORT, failure)
-        copied = StateCopied(step=request.step, copy_s=time.perf_counter() - started)
-        self._copied[key] = copied
+            what = CHECKPOINT if request.checkpoint else EXPORT
+            error = await asyncio.to_thread(self._give_up, request.step, what, failure)
+        self._copied[key] = StateCopied(step=request.step, copy_s=time.perf_counter() - started)
+        await self._publish(self._copied[key])
         self._completing = asyncio.create_task(self._complete(request, files, started, error))
         self._completing.add_done_callback(self._pass_on)
-        return copied
 
     async def watch(self) -> None:
         """Raises what ended the completion of a policy, other than a failing disk; returns never."""
@@ -120,8 +120,7 @@ class Saver:
         """In the background: hash, seal, take the names; then tell."""
         saved = CheckpointSaved(step=request.step, error=error)
         if not error:
-            here = contextvars.copy_context()
-            saved = await asyncio.to_thread(here.run, self._write, request, files)
+            saved = await asyncio.to_thread(self._write, request, files)
         saved = replace(saved, save_s=time.perf_counter() - started)
         self._saved[request.step, request.checkpoint, request.export] = saved
         await self._publish(saved)

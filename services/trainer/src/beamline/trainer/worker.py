@@ -95,8 +95,8 @@ class TrainerWorker:
         await self._publish(self._update)
         self._status.state = WorkerState.READY
 
-    async def handle(self, message: Message) -> Message:
-        """A batch becomes the next policy, a save request a copy of the present one.
+    async def handle(self, message: Message) -> Message | None:
+        """A batch becomes the next policy; a save request is answered when the policy is copied, and when it is kept.
 
         Raises as `train` does.
         """
