@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest_asyncio
+from playwright.async_api import expect
 
 from beamline.runtime.credentials import Credentials, write_credentials
-from dashboards import Chromium, Dashboard, of, rows_of, table
+from dashboards import WAIT_MS, Chromium, Dashboard, of, rows_of, table
 from live_ring import CONFIG, LiveRing
 from live_run import live_run
 from shown_run import NUM_STEPS as SHOWN_STEPS
@@ -42,8 +43,10 @@ async def test_a_page_follows_a_run_to_its_end(chromium: Chromium, ring: LiveRin
     await page.get_by_text(f"Step 1 of {NUM_STEPS} done").wait_for()
     await page.locator("#phase").get_by_text("train").wait_for()
     assert await page.locator("#state").inner_text() == "running"
-    assert await page.locator("#connection").inner_text() == "live: this page updates by itself"
-    await page.locator("#workers").get_by_text("rollout-1").wait_for()
+    await expect(page.locator("#connection")).to_have_text("live: this page updates by itself", timeout=WAIT_MS)
+    for worker in ("rollout-0", "rollout-1"):
+        cells = page.locator("#workers tbody tr").filter(has_text=worker).locator("th, td")
+        await expect(cells.nth(2)).to_have_text("1", timeout=WAIT_MS)
     _, *workers = await table(page, "#workers")
     serving = {row[0]: (row[1], row[2]) for row in workers if row[0].startswith("rollout")}
     assert serving == {"rollout-0": ("ready", "1"), "rollout-1": ("ready", "1")}
@@ -54,8 +57,8 @@ async def test_a_page_follows_a_run_to_its_end(chromium: Chromium, ring: LiveRin
     await page.locator("figure[data-chart='reward-mean'] figcaption").get_by_text("at step 2.").wait_for()
     summary = json.loads((await ring.finish()).read_text())
     await page.get_by_text("finished").wait_for()
-    assert await page.locator("#step").inner_text() == f"Step {NUM_STEPS} of {NUM_STEPS} done"
-    assert await page.locator("#connection").inner_text() == "ended"
+    await expect(page.locator("#step")).to_have_text(f"Step {NUM_STEPS} of {NUM_STEPS} done", timeout=WAIT_MS)
+    await expect(page.locator("#connection")).to_have_text("ended", timeout=WAIT_MS)
     assert await rows_of(page, "reward-mean") == [
         {"step": step["step"], "value": step["values"]["reward/mean"]} for step in summary["steps"]
     ]
