@@ -18,7 +18,7 @@ from beamline.runtime.checkpoint_manifest import read_manifest
 from beamline.trainer import checkpoint
 from beamline.trainer.fake_policy import FakePolicy
 from full_disk import can_mount, on_small_disk
-from trainer_bench import VOCAB, Bench
+from trainer_bench import VOCAB, Bench, lease
 
 FILES = {"data_cursor.json": b'{"position": 3}', "ledger.json": b"{}"}
 BLOCKED_S = 10.0
@@ -94,6 +94,7 @@ async def test_training_goes_on_while_files_are_written_and_the_next_request_wai
     await bench.ask(1)
     assert await asyncio.to_thread(writing.wait, BLOCKED_S)
     assert not (bench.root / "global_step_1").exists(), "it has no name before it is complete"
+    assert (await lease(bench)).sequence == 5, "the devices are free again after the copy"
     await bench.train(2)
     second = asyncio.create_task(bench.ask(2))
     done, _ = await asyncio.wait({second}, timeout=0.2)

@@ -9,6 +9,8 @@ import pytest
 
 from beamline.coordinator import cli
 from beamline.coordinator.checkpoint_table import age_text, layout_text, size_text
+from beamline.coordinator.checkpoint_verify import verified
+from beamline.coordinator.progress_bar import LineWork
 from beamline.protocol.config import RunConfig, RunSection
 from beamline.runtime.checkpoint_manifest import MANIFEST, manifest_of
 from beamline.runtime.checkpoints import damage
@@ -82,6 +84,17 @@ def test_verify_of_one_checkpoint(runs: Path, capsys: pytest.CaptureFixture[str]
     assert code == 1 and "damaged: bucket 2 of rank-00000.state (at 8192)" in out
     code, _, err = beamline(capsys, "verify", root / "global_step_8")
     assert code == 2 and f"{root / 'global_step_8'} is not there: {root} has global_step_3, global_step_1" in err
+
+
+def test_a_checkpoint_that_a_live_run_removes_meanwhile_is_not_called_damaged(runs: Path):
+    folder = runs / "demo" / "checkpoints" / "global_step_3"
+
+    class Removing(LineWork):
+        def advance(self, num: int = 1) -> None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    outcome = verified(folder, Removing())
+    assert (outcome.wrong, outcome.line) == ("", f"{folder}  is no longer there: the run has removed it meanwhile")
 
 
 @pytest.mark.parametrize("command", ["checkpoints", "verify"])

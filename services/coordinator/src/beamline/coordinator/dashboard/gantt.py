@@ -16,7 +16,7 @@ _KIND_OF = {
     ),
     **dict.fromkeys(("sync", "export", "transfer", "activate", "canary"), "sync"),
     "evaluate": "evaluate",
-    **dict.fromkeys(("checkpoint", "save"), "checkpoint"),
+    **dict.fromkeys(("checkpoint", "save", "seal"), "checkpoint"),
 }
 _TOO_SMALL = ("admit",)
 """Work of the coordinator that takes no time beside a phase."""
