@@ -1,8 +1,8 @@
 """Runs every test with the interpreter of the part it concerns, and lint; fails if anything failed.
 
 `ENVIRONMENTS` says which interpreter a folder needs, `TWICE` where a second one runs it too. A test file that no folder
-covers is an error, as is a missing interpreter: nothing is left out in silence. Two things run at a time: most tests
-keep one core busy, so what needs vLLM runs beside all else; the folders in `WHOLE` come after that, one by one.
+covers is an error, as is a missing interpreter: nothing is left out in silence. Most folders keep one core busy, so two
+run at a time; those in `WHOLE` come after them, one by one.
 """
 
 import argparse
@@ -40,23 +40,23 @@ ENVIRONMENTS = {
     "tests/models/torch_free": "coordinator",
     "tests/models/transformers": "trainer",
     "tests/models/reference": "reference",
+    "tests/trainer": "trainer",
+    "tests/parity/rollout": "rollout",
+    "tests/rollout": "rollout",
+    "tests/parity": "trainer",
+    "tests/parity/reference": "reference",
+    "tests/reward": "reward",
     "tests/bus": "coordinator",
     "tests/ring": "coordinator",
-    "tests/reward": "reward",
-    "tests/rollout": "rollout",
-    "tests/trainer": "trainer",
-    "tests/parity": "trainer",
-    "tests/parity/rollout": "rollout",
-    "tests/parity/reference": "reference",
     "tests/doctor": "coordinator",
     "tests/dashboard": "coordinator",
     "tests/e2e": "coordinator",
 }
-"""The longest folder that holds a test file counts. Run in this order: what fails fast comes first."""
+"""The longest folder that holds a test file counts. They begin in this order: what fails fast comes first, and what
+lasts longest before enough short ones to run beside it."""
 
 TWICE = {"tests/models/transformers": "rollout"}
 """Folders that run in a second environment too: rollout and trainer have transformers of different versions."""
-
 
 WHOLE = ("tests/unit", "tests/ring", "tests/doctor", "tests/dashboard", "tests/e2e")
 """Folders that keep every core busy by themselves: nothing runs beside them."""
@@ -64,8 +64,7 @@ WHOLE = ("tests/unit", "tests/ring", "tests/doctor", "tests/dashboard", "tests/e
 PARALLEL = ("tests/unit", "tests/ring", "tests/dashboard")
 """Those of them whose tests need no engine: two processes share them out."""
 
-ENGINE = "rollout"
-"""What runs with this interpreter runs in one lane, with lint; all other folders in the second."""
+AT_A_TIME = 2
 
 _printing = threading.Lock()
 
@@ -77,13 +76,15 @@ class Job:
     name: str
     """A folder of the table, or `lint`."""
     environment: str
+    """Whose interpreter runs it; lint has its own."""
     command: Sequence[str | Path]
     report: Path | None
     """Where pytest counts its tests; lint has none."""
 
     @property
     def title(self) -> str:
-        return f"{self.name} ({self.environment})" if self.report else self.name
+        """No other job's."""
+        return f"{self.name} ({self.environment})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +131,7 @@ def environments(folder: str) -> list[str]:
 
 def jobs_of(folders: dict[str, list[Path]], reports: Path, *, with_lint: bool) -> list[Job]:
     """Everything that is to run, lint first. Pytest's own counts go to files in `reports`."""
-    jobs = [Job(name="lint", environment=ENGINE, command=[ROOT / "tools/lint.sh"], report=None)] if with_lint else []
+    jobs = [Job(name="lint", environment="tools", command=[ROOT / "tools/lint.sh"], report=None)] if with_lint else []
     for folder, files in folders.items():
         for environment in environments(folder):
             report = reports / f"{len(jobs)}.xml"
@@ -141,21 +142,17 @@ def jobs_of(folders: dict[str, list[Path]], reports: Path, *, with_lint: bool) -
 
 
 def run_jobs(jobs: Sequence[Job]) -> list[Outcome]:
-    """Run what can share the machine in two lanes, then the rest; outcomes come in the order of the jobs."""
+    """Run what leaves a core free two at a time, then the rest; outcomes come in the order of the jobs."""
     beside = [job for job in jobs if job.name not in WHOLE]
-    lanes = [[job for job in beside if (job.environment == ENGINE) == is_engine] for is_engine in (True, False)]
-    outcomes: dict[int, Outcome] = {}
-    if all(lanes):
-        pools = [ThreadPoolExecutor(1) for _ in lanes]
+    outcomes: dict[str, Outcome] = {}
+    if len(beside) > 1:
+        pool = ThreadPoolExecutor(AT_A_TIME)
         try:
-            futures = {
-                id(job): pool.submit(run_beside, job) for pool, lane in zip(pools, lanes, strict=True) for job in lane
-            }
-            outcomes = {key: future.result() for key, future in futures.items()}
+            running = {job.title: pool.submit(run_beside, job) for job in beside}
+            outcomes = {title: outcome.result() for title, outcome in running.items()}
         finally:
-            for pool in pools:
-                pool.shutdown(cancel_futures=True)
-    return [outcomes.get(id(job)) or run_alone(job) for job in jobs]
+            pool.shutdown(cancel_futures=True)
+    return [outcomes.get(job.title) or run_alone(job) for job in jobs]
 
 
 def run_alone(job: Job) -> Outcome:
