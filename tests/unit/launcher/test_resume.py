@@ -83,9 +83,9 @@ def test_the_run_goes_on_from_its_newest_checkpoint_in_its_own_folder(config: Ru
     assert told == [f"going on after step 6, from {newest}"]
     assert placed.trainer.resume_path == str(newest)
     assert (earlier / "model" / "model.safetensors").stat().st_mtime_ns == model.st_mtime_ns
-    for kept in ("logs/trainer.log", "metrics.jsonl", "evals/old.jsonl", "checkpoints/global_step_3/manifest.json"):
+    for kept in ("logs/trainer.log", "metrics.jsonl", "summary.json", "evals/old.jsonl", "checkpoints/global_step_3/manifest.json"):
         assert (earlier / kept).exists(), kept
-    for gone in ("jetstream", "nats", "credentials", "summary.json", "report.html", "processes.json"):
+    for gone in ("jetstream", "nats", "credentials", "processes.json"):
         assert not (earlier / gone).exists(), gone
 
 

@@ -1,4 +1,4 @@
-"""What an earlier start of a run may have left: processes that are still ending, and files that are of that start."""
+"""What an earlier start of a run may have left: processes that are still ending, and what only it could use."""
 
 import os
 import select
@@ -12,12 +12,12 @@ from beamline.protocol.errors import ConfigError
 END_DEADLINE_S = 20.0
 """The guard of a killed launcher ends its processes within a second or so."""
 
-_OF_ONE_START = ("jetstream", "nats", "credentials", "processes.json", "summary.json", "report.html")
-"""Broker and credentials are made anew; the others would say that the run has ended."""
+_OF_ONE_START = ("jetstream", "nats", "credentials", "processes.json")
+"""Made anew. What the folder tells of later steps the coordinator sets aside."""
 
 
 def clear(run_dir: Path) -> None:
-    """Remove what is of one start alone. Logs, metrics, samples, evaluations and checkpoints stay."""
+    """Remove what is of one start alone: the broker's store, and who may talk to it."""
     for name in _OF_ONE_START:
         path = run_dir / name
         if path.is_dir():
