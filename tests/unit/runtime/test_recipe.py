@@ -1,14 +1,17 @@
 """Recipes: precedence, the override grammar, and a plain refusal of everything that cannot work."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from beamline.protocol.config import RunConfig
 from beamline.protocol.errors import ConfigError
+from beamline.runtime.environment import ENVIRONMENT
 from beamline.runtime.recipe import find_recipe, load_recipe
 
-RECIPES = sorted((Path(__file__).parents[3] / "recipes").glob("*.yaml"))
+ROOT = Path(__file__).parents[3]
+RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 
 SMALL = """
 run: {name: small}
@@ -71,6 +74,14 @@ def test_environment_settings(small: str) -> None:
     assert config.data.chat_template_kwargs == {"reasoning_effort": "high"}
     assert "wandb" in config.run.loggers
     assert load(small, MODEL_PATH="") == load(small)
+
+
+def test_every_variable_is_in_the_manual() -> None:
+    listed = re.findall(
+        r"^\| `([A-Z_]+)` \| `([a-z_.]+)", (ROOT / "docs" / "configuration.md").read_text(), re.MULTILINE
+    )
+    named = {variable: key for variable, (key, _) in ENVIRONMENT.items()}
+    assert dict(listed) == named | {"OPTIMIZER_STATE_DISK_DIR": "trainer.optimizer.state"}
 
 
 def test_the_optimizers_folder_says_where_its_state_is(small: str) -> None:
