@@ -24,6 +24,7 @@ from beamline.trainer.megatron.distributed import Layout, Ranks
 from beamline.trainer.megatron.optimizer import AdamWSettings
 from beamline.trainer.megatron.peers import TorchPeers
 from beamline.trainer.megatron.policy import MegatronPolicy
+from beamline.trainer.megatron.states.choice import states_of
 from beamline.trainer.outlet import Outlet
 from beamline.trainer.peers import Alone
 from beamline.trainer.rank import Rank, StepSettings, Tell, tell_nobody
@@ -37,13 +38,16 @@ def build_rank(
 ) -> Rank:
     """The model of `model.path`, as far as it is this rank's, with its optimizer. Close it at the end.
 
+    Weights and optimizer are then those of `trainer.resume_path`, where that is set.
+
     Args:
         num_threads: CPU threads of this rank.
         port: where rank 0's store listens; rank 0 takes a free one, and tells the others.
 
     Raises:
-        ConfigError: the model, the transport of its weights, or a loss or advantage of the user's own cannot be used.
-        WeightError: the transport cannot be opened.
+        ConfigError: the model, the transport of its weights, the folder of the optimizer's state, or a loss or advantage
+            of the user's own cannot be used.
+        WeightError: the transport cannot be opened, or the checkpoint is damaged or of another model.
     """
     settings = _step_settings(config)
     torch.set_num_threads(num_threads)
@@ -62,7 +66,10 @@ def build_rank(
         max_grad_norm=config.trainer.optimizer.max_grad_norm,
     )
     with_reference = config.algorithm.kl.coefficient > 0
-    policy = MegatronPolicy(model, optimizer, config.rollout.sampling.temperature, with_reference)
+    temperature = config.rollout.sampling.temperature
+    policy = MegatronPolicy(model, optimizer, temperature, with_reference, states_of(config, rank))
+    if config.trainer.resume_path:
+        policy.load(Path(config.trainer.resume_path))  # the reference stays that of model.path
     gc.collect()
     gc.freeze()  # half a million objects of imported modules, which no later collection has to look at
     outlet = _outlet(config, run_dir, rank)

@@ -1,4 +1,4 @@
-"""The trainer service: starts its ranks, publishes policy 0, then serves batches and phases until asked to drain."""
+"""The trainer service: starts its ranks, publishes its first policy, then serves batches and phases until it drains."""
 
 import asyncio
 import json
@@ -18,6 +18,7 @@ from beamline.runtime.service import EXIT_FAILED, ServiceContext
 from beamline.trainer import environment
 from beamline.trainer.model_dir import check_model_dir
 from beamline.trainer.ranks import OtherRanks
+from beamline.trainer.resume import check_continues, first_step
 from beamline.trainer.threads import num_threads
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ async def main(context: ServiceContext) -> None:
 
     Raises:
         ConfigError: a model that is missing or incomplete, or a layout or token budget that does not fit it.
-        BeamlineError: the run is past policy 0 and this process has not trained it.
+        WeightError: a checkpoint to go on from that is incomplete, or of another model.
+        BeamlineError: the run is at another policy than the one with which this process begins.
         RankFailed: a rank other than this one, which is rank 0, has ended.
     """
     config = context.config
@@ -68,32 +70,23 @@ async def _serve(
     savers: list["Saver"],
 ) -> None:
     config, bus = context.config, context.bus
+    first = first_step(config)
     loop = asyncio.get_running_loop()
     # torch and Megatron take seconds to import: on the thread that will use them, beside the event loop.
     parts = await loop.run_in_executor(thread, import_heavy, "beamline.trainer.parts")
     build = partial(parts.build_rank, config, context.run_dir, num_threads(config), tell=others.tell)
     rank = await loop.run_in_executor(thread, build)
     closing.callback(rank.close)
-    await _check_fresh(context)
+    check_continues(config.run.name, first, await bus.last(PolicyUpdate))
     worker = parts.build_worker(context, rank, thread)
     context.status.waiting_for = ""
     context.gauges.append(worker.gauges)
     await worker.saver.start()
     savers.append(worker.saver)
-    await worker.publish_first()
+    await worker.publish_first(first)
     await context.until_stopped(
         bus.follow(Phase, worker.on_phase), bus.work("trainer", worker.handle), worker.saver.watch()
     )
-
-
-async def _check_fresh(context: ServiceContext) -> None:
-    """A restarted trainer has the starting weights; it must not pass them off for a later policy."""
-    last = await context.bus.last(PolicyUpdate)
-    if last is not None and last.policy_version > 0:
-        raise BeamlineError(
-            f"run {context.config.run.name} is at policy {last.policy_version}, which died with its trainer: "
-            f"start a run with a new run.name from a checkpoint, or from {Path(context.config.model.path)}"
-        )
 
 
 def _leave_soon() -> None:

@@ -1,6 +1,7 @@
 """Gradients over the ranks: sums, because every loss is already divided by the mini-batch's global token count."""
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -20,9 +21,14 @@ def is_expert(name: str) -> bool:
 def sum_over_ranks(parameters: Named, groups: ProcessGroupCollection) -> None:
     """Complete every gradient: over data-parallel ranks, and over tensor-parallel ones where each saw a part.
 
+    A parameter that got none has one of zeros, so that all take the same steps in every layout.
+
     A norm's or router's weight is whole on each tensor-parallel rank, which saw only its rows (sequence
     parallelism). Experts are not split by tensor parallelism: their replicas form the expert data group.
     """
+    for _, p in parameters:
+        if p.grad is None:
+            p.grad = torch.zeros_like(p, dtype=p.grad_dtype)
     dense = [p for name, p in parameters if not is_expert(name)]
     _all_reduce(dense, groups.dp_cp)
     _all_reduce([p for p in dense if getattr(p, "sequence_parallel", False)], groups.tp)
@@ -46,6 +52,13 @@ def norm(parameters: Named, groups: ProcessGroupCollection) -> float:
     return math.sqrt(float(dense_squares + expert_squares))
 
 
+def scale(parameters: Iterable[Tensor], factor: float) -> None:
+    """Multiply gradients in place."""
+    for p in parameters:
+        if p.grad is not None:
+            p.grad.mul_(factor)
+
+
 def _sum_of_squares(parameters: list[Tensor]) -> Tensor:
     grads = [p.grad for p in parameters if p.grad is not None]
     if not grads:
@@ -54,10 +67,10 @@ def _sum_of_squares(parameters: list[Tensor]) -> Tensor:
 
 
 def _all_reduce(parameters: list[Tensor], group: Any) -> None:
-    """Sum gradients over a group in one call; a parameter that got none takes part with zeros."""
+    """Sum gradients over a group in one call."""
     if group.size() == 1 or not parameters:
         return
-    grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+    grads = [p.grad for p in parameters if p.grad is not None]
     flat = torch.cat([grad.reshape(-1) for grad in grads])
     dist.all_reduce(flat, group=group)
     for p, part in zip(parameters, flat.split([grad.numel() for grad in grads]), strict=True):

@@ -17,25 +17,25 @@ from megatron.core.tensor_parallel.mappings import (
     copy_to_tensor_model_parallel_region,
     gather_from_sequence_parallel_region,
 )
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from beamline.algorithms.losses import PolicyLoss
 from beamline.models.routing import RoutingShape
-from beamline.protocol.errors import WeightError
 from beamline.trainer.batch import MicroBatch
+from beamline.trainer.megatron import saving
 from beamline.trainer.megatron.build import Model
 from beamline.trainer.megatron.head import Head, logprobs_and_entropy
-from beamline.trainer.megatron.optimizer import AdamWSettings, NamedAdamW
+from beamline.trainer.megatron.optimizer import AdamWSettings, ShardedAdamW
 from beamline.trainer.megatron.packed import PackedSequences
 from beamline.trainer.megatron.reference import Reference
 from beamline.trainer.megatron.replay import RouteCounter, Routes
-from beamline.trainer.megatron.slots import units_of
+from beamline.trainer.megatron.slots import slots_of, units_of
+from beamline.trainer.megatron.states.adam_states import MakeStates
+from beamline.trainer.megatron.states.device import DeviceStates
 from beamline.trainer.policy import ForwardBackward, NotFinite
 from beamline.trainer.routing import RouteCounts
 from beamline.trainer.shards import Slot, shards_of
 from beamline.trainer.weighted_loss import LossSums, weighted_loss
-from beamline.trainer.weights_out import write_safetensors
 from beamline.weights.tensors import Shard
 
 
@@ -55,13 +55,21 @@ class MegatronPolicy:
 
     Args:
         with_reference: keep the weights as they are now for `reference_logprobs`, which takes their memory once more.
+        make_states: where the optimizer keeps main weights and moments.
     """
 
-    def __init__(self, model: Model, settings: AdamWSettings, temperature: float, with_reference: bool = False) -> None:
+    def __init__(
+        self,
+        model: Model,
+        settings: AdamWSettings,
+        temperature: float,
+        with_reference: bool = False,
+        make_states: MakeStates = DeviceStates,
+    ) -> None:
         self.num_passes = 0
         self._model = model
         self._reference = Reference(model.module) if with_reference else None
-        self._optimizer = NamedAdamW(model.module, model.groups, settings)
+        self._optimizer = ShardedAdamW(model.module, model.groups, settings, make_states)
         tp = model.groups.tp
         num_entries = model.module.vocab_size // tp.size()
         self._head = Head(
@@ -132,24 +140,17 @@ class MegatronPolicy:
         return self._optimizer.gradient_bytes()
 
     def save(self, directory: Path) -> None:
-        rank = dist.get_rank()
-        if rank == 0:
-            write_safetensors(self.export(), directory / "policy")
-        else:
-            for _ in self.export():  # the export gathers: every rank takes part
-                pass
-        folder = directory / "optimizer"
-        folder.mkdir(exist_ok=True)
-        save_file(
-            {name: tensor.contiguous() for name, tensor in self._optimizer.state().items()}, folder / _rank_file(rank)
-        )
+        saving.save(directory, self.export(), self._optimizer, slots_of(self._model, self._tasks))
+
+    def save_weights(self, directory: Path) -> None:
+        saving.save_weights(directory, self.export())
 
     def load(self, directory: Path) -> None:
-        state = directory / "optimizer" / _rank_file(dist.get_rank())
-        if not state.is_file():
-            raise WeightError(f"{directory} has no {state.name}: the checkpoint is of another layout")
-        self._model.bridge.load_hf_weights([self._model.module], directory / "policy")
-        self._optimizer.load_state(load_file(state))
+        saving.load(directory, self._optimizer, slots_of(self._model, self._tasks))
+
+    def close(self) -> None:
+        """Let go of what the optimizer holds outside of memory."""
+        self._optimizer.states.close()
 
     def _forward_only(self, work: Sequence[_Work]) -> list[Tensor]:
         with torch.no_grad():
@@ -221,10 +222,6 @@ class MegatronPolicy:
         sizes = [len(m.targets_L) for m in micro_batches]
         whole = torch.cat(list(found)) if found else torch.empty(sum(sizes), device=self._device)
         return list(self._from_last_stage(whole).split(sizes))
-
-
-def _rank_file(rank: int) -> str:
-    return f"rank-{rank:05d}.safetensors"
 
 
 def _logprobs_only(policy: MegatronPolicy, work: _Work, hidden: Tensor, non_loss_data: bool) -> Tensor:

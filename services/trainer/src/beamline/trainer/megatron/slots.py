@@ -40,15 +40,28 @@ def units_of(model: Model, tasks: Sequence[Any]) -> list[list[Slot]]:
     Raises:
         ConfigError: the bridge does more to a parameter than to move it.
     """
-    bridge = type(model.bridge._model_bridge)
-    if bridge.maybe_modify_converted_hf_weight is not MegatronModelBridge.maybe_modify_converted_hf_weight:
-        raise ConfigError(f"{bridge.__name__} changes weights as it exports them: they cannot be exported in shards")
+    _check_bridge(model)
     units: dict[str, list[Slot]] = {}
     for task in tasks:
         if task is not None and task.param_weight is not None and _is_ours(task, model.groups):
             unit = _EXPERT_NUMBER.sub(".", task.global_param_name)
             units.setdefault(unit, []).extend(_slots(task, model.config))
     return list(units.values())
+
+
+def slots_of(model: Model, tasks: Sequence[Any]) -> dict[str, list[Slot]]:
+    """All that this rank holds, whoever exports it, by the name of parameter or buffer. Raises as `units_of`."""
+    _check_bridge(model)
+    module = model.module
+    names = {id(held): name for name, held in (*module.named_buffers(), *module.named_parameters())}
+    held = [task for task in tasks if task is not None and id(task.param_weight) in names]
+    return {names[id(task.param_weight)]: _slots(task, model.config) for task in held}
+
+
+def _check_bridge(model: Model) -> None:
+    bridge = type(model.bridge._model_bridge)
+    if bridge.maybe_modify_converted_hf_weight is not MegatronModelBridge.maybe_modify_converted_hf_weight:
+        raise ConfigError(f"{bridge.__name__} changes weights as it exports them: they cannot be exported in shards")
 
 
 def _is_ours(task: Any, groups: ProcessGroupCollection) -> bool:
