@@ -242,3 +242,10 @@ def test_other_data_are_refused_with_both_identities(change: dict[str, Any], tex
     (checkpoint / CURSOR_FILE).write_bytes(msgspec.json.encode(changed))
     with pytest.raises(ConfigError, match=text):
         go_on(0, tmp_path, config_of(0), checkpoint, Mishaps())
+
+
+def test_a_journal_of_an_earlier_launch_is_refused(tmp_path: Path) -> None:
+    ring, checkpoint = lost(0, tmp_path, config_of(0), Mishaps())
+    ring.config = resuming(ring.config, checkpoint)
+    with pytest.raises(ConfigError, match=r"did not go on from .*global_step_6: remove the run's streams"):
+        asyncio.run(ring.coordinate())

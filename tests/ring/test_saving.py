@@ -53,18 +53,23 @@ class FatalBus(MemoryBus):
 class FatalRing(Ring):
     """The coordinator is killed at a moment, started again, and perhaps asked to stop then."""
 
-    def __init__(self, run_dir: Path, config: RunConfig, moment: str, number: int, *, stops: bool = False) -> None:
-        super().__init__(number, run_dir, config=config, mishaps=CALM, num_kills=0)
-        self.coordinator_bus = FatalBus(self.hub, moment, number, self.die)
+    def __init__(self, run_dir: Path, config: RunConfig, *moments: tuple[str, int], stops: bool = False) -> None:
+        super().__init__(moments[0][1], run_dir, config=config, mishaps=CALM, num_kills=0)
+        self.moments = moments
         self.stops = stops
 
     def die(self) -> None:
         self.coordinator.cancel()
 
     async def until_done(self) -> None:
-        self.coordinator = asyncio.create_task(self.coordinate())
-        await asyncio.gather(self.coordinator, return_exceptions=True)
-        assert self.coordinator.cancelled(), f"{self.coordinator_bus.moment} was never reached"
+        for number, moment in enumerate(self.moments):
+            self.coordinator_bus = FatalBus(self.hub, *moment, self.die)
+            self.coordinator = asyncio.create_task(self.coordinate())
+            await asyncio.sleep(0)
+            self.core.stopping = self.stops and number > 0
+            await asyncio.gather(self.coordinator, return_exceptions=True)
+            assert self.coordinator.cancelled(), f"{moment} was never reached"
+        self.coordinator_bus = self.bus
         self.coordinator = asyncio.create_task(self.coordinate())
         await asyncio.sleep(0)
         self.core.stopping = self.stops
@@ -93,7 +98,7 @@ def test_a_coordinator_killed_around_a_save_saves_once(
     moment: str, number: int, placement: Placement, tmp_path: Path
 ) -> None:
     config = config_of(placement=placement, checkpoint_interval=1, export_interval=0)
-    ring = FatalRing(tmp_path, config, moment, number)
+    ring = FatalRing(tmp_path, config, (moment, number))
     asyncio.run(ring.run())
     check(ring)
     summary = read_summary(tmp_path / "summary.json")
@@ -110,10 +115,15 @@ def test_a_coordinator_killed_around_a_save_saves_once(
         ({"checkpoint_interval": 3, "export_interval": 2}, (False, True), (True, False)),
     ],
 )
+@pytest.mark.parametrize("again", [[], [("after SaveAsked", 1)], [("after SaveRequest", 1)]], ids=str)
 def test_a_run_that_is_stopped_right_after_a_save_keeps_what_its_end_lacks(
-    intervals: dict[str, int], kept: tuple[bool, bool], lacking: tuple[bool, bool], tmp_path: Path
+    intervals: dict[str, int],
+    kept: tuple[bool, bool],
+    lacking: tuple[bool, bool],
+    again: list[tuple[str, int]],
+    tmp_path: Path,
 ) -> None:
-    ring = FatalRing(tmp_path, config_of(**intervals), "after Copied", 1, stops=True)
+    ring = FatalRing(tmp_path, config_of(**intervals), ("after Copied", 1), *again, stops=True)
     asyncio.run(ring.run())
     assert [(save.step, save.checkpoint, save.export) for save in ring.witness.saves] == [(2, *kept), (2, *lacking)]
     summary = read_summary(tmp_path / "summary.json")

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,16 @@ def configure(rng: random.Random, algorithm: dict[str, Any]) -> RunConfig:
         },
         RunConfig,
     )
+
+
+class SharedRecorder(Recorder):
+    """The thread in which a killed coordinator wrote its summary lives on here, as none does after a process."""
+
+    writing = threading.Lock()
+
+    def finish(self, *args: Any, **kwargs: Any) -> Summary:
+        with self.writing:
+            return super().finish(*args, **kwargs)
 
 
 class Ring:
@@ -136,7 +147,7 @@ class Ring:
         prompts = [Prompt(str(i), "sums", "4", [1] * (3 + i % 3 if i != 7 else 10)) for i in range(10)]
         cursor = self.cursor = DataCursor(prompts, lambda p: p, max_prompt_tokens=9, seed=0, source="prompts")
         found = open_resume(core, cursor, self.run_dir)
-        recorder = Recorder(self.run_dir, self.config)
+        recorder = SharedRecorder(self.run_dir, self.config)
         sets = [(EvalSet(path="eval.parquet", num_samples=2), {"sums": Problems(prompts[:3])})]
         evaluator = self.evaluator = Evaluator(core, sets, recorder.record_eval)
         if found is not None:

@@ -145,6 +145,7 @@ class Coordinator:
     async def start(self) -> None:
         """Wait until every service is alive, then take the newest policy through the workers, perhaps once more."""
         await self.admission.republish()
+        await self.saver.republish()
         deadline_s = self.core.config.coordinator.start_deadline_s
         missing = self.ready.missing_services
         await self.core.pulse.when(lambda: not missing(), missing, deadline_s, on=self.ready.missing_names)

@@ -27,12 +27,13 @@ def open_resume(core: Core, cursor: DataCursor, run_dir: Path) -> CoordinatorSta
     that are done anew is set aside.
 
     Raises:
-        ConfigError: the checkpoint lacks the coordinator's files, they are damaged, or its position counts other
-            training data than the run's; nothing was changed.
+        ConfigError: the checkpoint lacks the coordinator's files, they are damaged, its position counts other training
+            data than the run's, or the journal is of an earlier launch; nothing was changed.
     """
-    if core.state.has_begun:
-        return None
     path = core.config.trainer.resume_path
+    if core.state.has_begun:
+        _check_journal(core, path)
+        return None
     found = read_files(Path(path)) if path else None
     if found is not None:
         _check_data(cursor, found)
@@ -83,6 +84,15 @@ def _renewed(core: Core, prompt: PromptGroup, step: int, traceparent: str) -> Pr
     return msgspec.structs.replace(
         prompt, min_policy_version=step, deadline=time.time() + allowed_s, traceparent=traceparent
     )
+
+
+def _check_journal(core: Core, path: str) -> None:
+    resumed = core.state.resumed
+    if path and (resumed is None or Path(resumed.path) != Path(path)):
+        raise ConfigError(
+            f"the journal in the broker is that of a run which did not go on from {path}: remove the run's streams, "
+            f"{core.bus.subjects.stream('*')}, or use another run.name"
+        )
 
 
 def _check_data(cursor: DataCursor, found: CoordinatorState) -> None:

@@ -14,7 +14,7 @@ from beamline.coordinator.core import Core
 from beamline.coordinator.cursor import DataCursor
 from beamline.coordinator.ledger import End
 from beamline.coordinator.recorder import Recorder
-from beamline.coordinator.resume_files import DataCursorFile, Ends, LedgerFile, encode_files
+from beamline.coordinator.resume_files import DataCursorFile, DataIdentity, Ends, LedgerFile, encode_files
 from beamline.coordinator.step_report import PhaseClock, saved_metrics
 from beamline.protocol.messages import CheckpointSaved, Metrics, PhaseName, SaveRequest, StateCopied
 from beamline.protocol.saving import CoordinatorFiles
@@ -62,17 +62,26 @@ class Saver:
         Every `checkpoint_interval` and `export_interval` steps, and at the run's last.
         """
         step = self._core.ledger.step
-        due = self._due(step)
-        if step == 0 or not (self._is_uncopied(step) or any(self._saves.missing(step, **due))):
+        checkpoint, export = self._due(step)
+        is_copying = self._saves.request(step) is not None and self._saves.copied_step < step
+        if step == 0 or not (is_copying or checkpoint or export):
             return
         self._clock.start()
         with self._clock.phase("checkpoint"):
             await self._enter(PhaseName.CHECKPOINT)
-            await self._ask(step, **due)
+            if not is_copying:
+                await self._answered()
+                await self._ask(step, checkpoint=checkpoint, export=export)
             await self._when(
                 lambda: self._saves.copied_step >= step, lambda: f"the trainer's copy of policy {step}", "trainer"
             )
         await self._tell(step, self._clock.spent())
+
+    async def republish(self) -> None:
+        """After a restart: ask again for what is not answered; broker and trainer know what they have."""
+        for step in self._saves.open_steps():
+            if (request := self._saves.request(step)) is not None:
+                await self._core.bus.publish(request)
 
     async def take(self, message: StateCopied | CheckpointSaved) -> None:
         """An answer of the trainer's; one that was taken before changes nothing."""
@@ -101,33 +110,24 @@ class Saver:
             await self._tell(step, self._clock.spent())
         return self._saves.error(step)
 
-    def _due(self, step: int) -> dict[str, bool]:
-        """Whether a checkpoint, and whether an export is due."""
+    def _due(self, step: int) -> tuple[bool, bool]:
+        """Whether a checkpoint, and whether an export is due and was not asked for."""
         trainer, is_last = self._core.config.trainer, step >= self._core.last_step
 
         def at(interval: int) -> bool:
             return interval > 0 and step % interval == 0
 
         checkpoint = trainer.saves and (is_last or at(trainer.checkpoint_interval))
-        return {"checkpoint": checkpoint, "export": is_last or at(trainer.export_interval)}
-
-    def _is_uncopied(self, step: int) -> bool:
-        """Whether an earlier process of the coordinator asked for the step and did not live to see the copy."""
-        return self._saves.request(step) is not None and self._saves.copied_step < step
+        return self._saves.missing(step, checkpoint=checkpoint, export=is_last or at(trainer.export_interval))
 
     async def _ask(self, step: int, *, checkpoint: bool, export: bool) -> None:
-        """Journal what is asked for, then ask; what was journaled and perhaps not asked is asked again."""
-        if not self._is_uncopied(step):
-            await self._answered()
-            checkpoint, export = self._saves.missing(step, checkpoint=checkpoint, export=export)
-            files = None
-            if checkpoint:
-                content = await asyncio.to_thread(self._files)
-                files = await self._core.blobs.put(_owner(step), BLOB_KIND, content.encode())
-            request = SaveRequest(step=step, checkpoint=checkpoint, export=export, coordinator_files=files)
-            await self._core.commit(j.SaveAsked(request=request))
-        request = self._saves.request(step)
-        assert request is not None, "it was journaled"
+        """Journal what is asked for, then ask."""
+        files = None
+        if checkpoint:
+            rows = await asyncio.to_thread(lambda: self._cursor.identity)
+            files = await self._core.blobs.put(_owner(step), BLOB_KIND, self._files(rows).encode())
+        request = SaveRequest(step=step, checkpoint=checkpoint, export=export, coordinator_files=files)
+        await self._core.commit(j.SaveAsked(request=request))
         await self._core.bus.publish(request)
 
     async def _answered(self) -> None:
@@ -138,11 +138,11 @@ class Saver:
             "trainer",
         )
 
-    def _files(self) -> CoordinatorFiles:
-        """What a run needs of the coordinator to go on after the newest step."""
+    def _files(self, rows: DataIdentity) -> CoordinatorFiles:
+        """What a run needs of the coordinator to go on after the newest step, all of one moment."""
         ledger, state = self._core.ledger, self._core.state
         counts = ledger.counts()
-        cursor = DataCursorFile(position=state.position, rows=self._cursor.identity)
+        cursor = DataCursorFile(position=state.position, rows=rows)
         kept = LedgerFile(
             step=ledger.step,
             started=state.started,
