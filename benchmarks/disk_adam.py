@@ -69,7 +69,7 @@ def main() -> int:
 def lacking(size: int, folder: Path) -> str:
     """Why a size cannot be measured here; "" where it can."""
     pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if (free := free_bytes(folder)) < bytes_needed(size):
+    if (free := free_bytes(folder) or 0) < bytes_needed(size):
         return f"{bytes_needed(size)} bytes of disk are needed, {free} are free"
     if pages < (needed := MEMORY_A_PARAM * size):
         return f"{needed} bytes of memory are needed, {pages} are free"

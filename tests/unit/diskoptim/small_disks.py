@@ -48,9 +48,10 @@ def said(error: type[Exception], action: Callable[[], object]) -> str:
 
 
 def too_small_from_the_start(folder: Path) -> dict[str, object]:
-    """One generation fits, two do not."""
+    """One generation fits, two do not; it is said before anything is written."""
     disk = mount(folder / "tiny", "tmpfs", f"size={STATE_BYTES * 3 // 2}")
-    return {"error": said(DiskFull, lambda: optimizer_of(model(), disk / "state"))}
+    error = said(DiskFull, lambda: optimizer_of(model(), disk / "state"))
+    return {"error": error, "files": sorted(path.name for path in (disk / "state").iterdir())}
 
 
 def full_in_the_middle(folder: Path) -> dict[str, object]:

@@ -39,11 +39,11 @@ def test_a_flipped_byte_stops_the_step(make: Make, model: Model) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) - 5000] ^= 1
     path.write_bytes(content)
-    with pytest.raises(StateError, match=r"odd\.state is damaged: bucket 4 .*'last'.* has the sum .*checkpoint"):
+    with pytest.raises(StateError, match=r"odd\.state is damaged: bucket 5 .*'last'.* has the sum .*checkpoint"):
         optimizer.step()
     assert (optimizer.num_steps, bytearray(path.read_bytes())) == (1, content)
     optimizer.close()
-    with pytest.raises(StateError, match="is damaged: bucket 4"):
+    with pytest.raises(StateError, match="is damaged: bucket 5"):
         make().step()
 
 
@@ -161,6 +161,14 @@ def failing_at(number: int) -> Callable[[int, Sequence[memoryview], int], int]:
         return write(file, views, offset)
 
     return failing
+
+
+def test_a_closed_optimizer_writes_no_more(make: Make) -> None:
+    optimizer = make()
+    optimizer.close()
+    with pytest.raises(DirectoryError, match="was closed, and may be another process's"):
+        optimizer.step()
+    make().step()
 
 
 def test_an_import_that_lacks_something_leaves_the_present_generation(make: Make, model: Model) -> None:

@@ -32,8 +32,10 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_a_disk_too_small_is_said_when_the_optimizer_is_made(found: dict[str, Any]) -> None:
-    error = found["too_small_from_the_start"]["error"]
-    assert re.search(r"tiny/state has no room: \d+ bytes are needed, \d+ are free .*make room and go on", error), error
+    start = found["too_small_from_the_start"]
+    said = r"tiny/state has no room for two generations of 100000 parameters: 240\d+ bytes are needed, \d+ are free"
+    assert re.search(said, start["error"]), start
+    assert start["files"] == ["lock"]
 
 
 def test_a_disk_that_fills_up_stops_the_step_before_anything_changes(found: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from beamline.diskoptim import directory, files
+from beamline.diskoptim import directory, errors, files
 from beamline.diskoptim.disk_adamw import DiskAdamW
 from beamline.diskoptim.errors import DirectoryError, DiskFull
 from beamline.diskoptim.state_file import StateFile
@@ -64,7 +64,7 @@ def test_a_copy_without_room_leaves_nothing(make: Make, tmp_path: Path, monkeypa
     optimizer = make()
     monkeypatch.setattr(os, "link", refuse_link)
     monkeypatch.setattr(directory, "share_blocks", lambda *_: False)
-    monkeypatch.setattr(directory, "free_bytes", lambda _: 1000)
+    monkeypatch.setattr(errors, "free_bytes", lambda _: 1000)
     with pytest.raises(DiskFull, match=r"checkpoint has no room for a copy: \d+ bytes are needed, 1000 are free"):
         optimizer.snapshot(tmp_path / "checkpoint", "x")
     assert list((tmp_path / "checkpoint").iterdir()) == []

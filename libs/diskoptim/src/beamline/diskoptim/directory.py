@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from beamline.diskoptim.errors import DirectoryError, DiskFull, StateError, explained, free_bytes
+from beamline.diskoptim.errors import DirectoryError, StateError, check_room, explained
 from beamline.diskoptim.files import replace_durably, reserve, share_blocks, sync_folder
 from beamline.diskoptim.header import Header, header_path, state_path
 from beamline.diskoptim.state_file import StateFile
@@ -59,6 +59,7 @@ class Generations:
         """
         if self.present is not None:
             self.check_present(self.present)
+        self._check_open()
         path = state_path(self.directory, self.spare)
         with explained(self.directory, num_bytes):
             header_path(self.directory, self.spare).unlink(missing_ok=True)
@@ -80,7 +81,9 @@ class Generations:
 
     def snapshot(self, folder: Path, stem: str) -> Copied:
         """The present generation under another name. Raises DirectoryError where that name is taken."""
-        present = self._opened()
+        self._check_open()
+        present = self.present
+        assert present is not None
         self.check_present(present)
         target = state_path(folder, stem)
         if target.exists() or header_path(folder, stem).exists():
@@ -107,9 +110,9 @@ class Generations:
             os.close(self._lock)
             self._lock = -1
 
-    def _opened(self) -> StateFile:
-        assert self.present is not None
-        return self.present
+    def _check_open(self) -> None:
+        if self._lock < 0:
+            raise DirectoryError(f"{self.directory} was closed, and may be another process's: make the optimizer anew")
 
     @property
     def _generation(self) -> int:
@@ -162,9 +165,7 @@ def _link_or_copy(source: Path, target: Path) -> Literal["hard link", "reflink",
     except OSError:  # another filesystem, or one without hard links
         if share_blocks(source, target):
             return "reflink"
-    num_bytes = source.stat().st_size
-    if num_bytes > (free := free_bytes(target.parent)):
-        raise DiskFull(f"{target.parent} has no room for a copy: {num_bytes} bytes are needed, {free} are free")
+    check_room(target.parent, source.stat().st_size, "a copy")
     try:
         shutil.copyfile(source, target)
         _sync(target)

@@ -17,14 +17,14 @@ import torch
 
 from beamline.diskoptim.buffers import Buffer
 from beamline.diskoptim.directory import Copied, Generations
-from beamline.diskoptim.errors import DirectoryError, StateError, explained
+from beamline.diskoptim.errors import DirectoryError, StateError, check_room, explained
 from beamline.diskoptim.files import ChosenIo, Io, choose_io
 from beamline.diskoptim.gradients import clip_factor, flat_gradients, total_norm
 from beamline.diskoptim.groups import Group, Params, make_groups
-from beamline.diskoptim.layout import CUT, ELEMENT_BYTES
+from beamline.diskoptim.layout import SECTIONS, bytes_needed
 from beamline.diskoptim.state_file import AdamState, StateFile, with_sums, write_state
 from beamline.diskoptim.stream import NUM_BUFFERS, Stream
-from beamline.diskoptim.update import MAX_SCRATCH, DeviceUpdate, HostUpdate, Plan, Scaling
+from beamline.diskoptim.update import DeviceUpdate, HostUpdate, Scaling, plan_updates
 
 BUCKET_BYTES = 256 * 2**20
 MIN_BUCKET_BYTES = 64 * 2**10
@@ -56,14 +56,15 @@ class DiskAdamW:
         )
         self.max_grad_norm = max_grad_norm
         self.directory = Path(directory).absolute()
-        self._scratch = _scratch_elements(bucket_bytes)
-        self._bucket_bytes = bucket_bytes - self._scratch * ELEMENT_BYTES
+        self._bucket_bytes = _file_bucket_bytes(bucket_bytes)
         self._params = {name: tensor for group in self.groups for name, tensor in group.parameters.items()}
         self._generations = Generations(self.directory)
         try:
             with explained(self.directory):
                 self._io: ChosenIo = choose_io(self.directory, io)
             if self._generations.present is None:
+                num_params = sum(tensor.numel() for tensor in self._params.values())
+                check_room(self.directory, bytes_needed(num_params), f"two generations of {num_params} parameters")
                 self.import_state(((name, AdamState.fresh(tensor)) for name, tensor in self._params.items()), 0)
                 self._generations.make_room(self._present.header.num_bytes)
             else:
@@ -172,13 +173,11 @@ class DiskAdamW:
         """Buffers and plan for the present generation's layout."""
         header = self._present.header
         _compare({name: tuple(tensor.shape) for name, tensor in self._params.items()}, self._present)
-        plan = Plan(self.groups, header.parameters, self._scratch)
+        plan = plan_updates(self.groups, header.parameters)
         self._buffers = [Buffer(header.section_length) for _ in range(NUM_BUFFERS)]
         device = next(iter(self._params.values())).device
         self._update = (
-            HostUpdate(plan, self._scratch)
-            if device.type == "cpu"
-            else DeviceUpdate(plan, self._scratch, device, self._buffers)
+            HostUpdate(plan, self._buffers) if device.type == "cpu" else DeviceUpdate(plan, self._buffers, device)
         )
 
     def _checked(self, tensors: Iterable[tuple[str, AdamState]]) -> Iterator[tuple[str, AdamState]]:
@@ -209,8 +208,9 @@ def _compare(shapes: Mapping[str, tuple[int, ...]], state: StateFile) -> None:
         raise StateError(f"{state.path} has {other[0]!r} and {len(other) - 1} more that are not given; {mend}")
 
 
-def _scratch_elements(bucket_bytes: int) -> int:
-    """Room for scaled gradients, which a bucket is smaller by: three buckets hold all that is needed."""
+def _file_bucket_bytes(bucket_bytes: int) -> int:
+    """Of a bucket on disk, so much smaller that three of them and scaled gradients fit in three times bucket_bytes."""
     if bucket_bytes < MIN_BUCKET_BYTES:
         raise ValueError(f"bucket_bytes={bucket_bytes} is below {MIN_BUCKET_BYTES}: give at least that")
-    return min(MAX_SCRATCH, bucket_bytes // 16 // ELEMENT_BYTES // CUT * CUT)
+    sections = NUM_BUFFERS * len(SECTIONS)
+    return bucket_bytes * sections // (sections + 1)

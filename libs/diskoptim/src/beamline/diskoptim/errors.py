@@ -58,10 +58,16 @@ def explained(folder: Path, num_bytes: int | None = None) -> Iterator[None]:
         raise DirectoryError(f"{folder} cannot be used: {error}; the last complete generation is untouched") from error
 
 
-def free_bytes(folder: Path) -> int:
-    """What an ordinary user may still write into the folder's filesystem; 0 where that cannot be told."""
+def check_room(folder: Path, num_bytes: int, what: str) -> None:
+    """Raises DiskFull where so many bytes do not fit, before any is written."""
+    if (free := free_bytes(folder)) is not None and free < num_bytes:
+        raise DiskFull(f"{folder} has no room for {what}: {num_bytes} bytes are needed, {free} are free; make room")
+
+
+def free_bytes(folder: Path) -> int | None:
+    """What an ordinary user may still write into the folder's filesystem; None where that cannot be told."""
     try:
         facts = os.statvfs(folder)
     except OSError:
-        return 0
-    return facts.f_bavail * facts.f_frsize
+        return None
+    return facts.f_bavail * facts.f_frsize if facts.f_blocks else None

@@ -6,6 +6,9 @@ import torch
 
 from beamline.diskoptim.errors import GradientError
 
+CONVERTED_AT_ONCE = 2**18
+"""Elements."""
+
 
 def flat_gradients(
     parameters: Mapping[str, torch.Tensor], given: Mapping[str, torch.Tensor] | None
@@ -29,11 +32,12 @@ def flat_gradients(
 
 
 def total_norm(gradients: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The 2-norm over all gradients, in float32, as torch.nn.utils.get_total_norm has it.
+    """The 2-norm over all gradients, in float32: of float32 gradients what torch.nn.utils.get_total_norm says.
 
-    Raises GradientError naming the first gradient that is not finite.
+    Others are taken in float32 by pieces, since torch would make a copy of the whole. Raises GradientError naming the
+    first gradient that is not finite.
     """
-    norms = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients.values()]
+    norms = [_norm(gradient) for gradient in gradients.values()]
     norm = torch.linalg.vector_norm(torch.stack(norms))
     if not torch.isfinite(norm):
         _refuse(gradients)
@@ -44,6 +48,15 @@ def total_norm(gradients: Mapping[str, torch.Tensor]) -> torch.Tensor:
 def clip_factor(norm: torch.Tensor, max_norm: float) -> float:
     """As torch.nn.utils.clip_grads_with_norm_: at most 1."""
     return torch.clamp(max_norm / (norm + 1e-6), max=1.0).item()
+
+
+def _norm(gradient: torch.Tensor) -> torch.Tensor:
+    if gradient.dtype == torch.float32 or gradient.numel() <= CONVERTED_AT_ONCE:
+        return torch.linalg.vector_norm(gradient, dtype=torch.float32)
+    pieces = gradient.split(CONVERTED_AT_ONCE)
+    return torch.linalg.vector_norm(
+        torch.stack([torch.linalg.vector_norm(piece, dtype=torch.float32) for piece in pieces])
+    )
 
 
 def _refuse(gradients: Mapping[str, torch.Tensor]) -> None:

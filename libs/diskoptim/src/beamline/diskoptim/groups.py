@@ -37,6 +37,7 @@ def make_groups(params: Params, defaults: Mapping[str, Any]) -> list[Group]:
     )
     groups: list[Group] = []
     named: dict[str, torch.Tensor] = {}
+    name_of: dict[int, str] = {}
     for entry in listed:
         if unknown := entry.keys() - {"params", *SETTINGS}:
             raise ValueError(f"a group has {sorted(unknown)}: beside params it may have {', '.join(SETTINGS)}")
@@ -45,8 +46,9 @@ def make_groups(params: Params, defaults: Mapping[str, Any]) -> list[Group]:
         members = entry["params"]
         for member in [members] if isinstance(members, torch.Tensor) else members:
             name, tensor = member if isinstance(member, tuple) else (str(len(named)), member)
-            _check(name, tensor, named)
+            _check(name, tensor, named, name_of.get(id(tensor)))
             named[name] = group.parameters[name] = tensor
+            name_of[id(tensor)] = name
         groups.append(group)
     if not named:
         raise ValueError("there are no parameters: give at least one")
@@ -61,10 +63,10 @@ def _check_settings(group: Group) -> None:
         raise ValueError(f"betas={group.betas}: give two numbers from 0 to below 1")
 
 
-def _check(name: str, tensor: torch.Tensor, earlier: Mapping[str, torch.Tensor]) -> None:
+def _check(name: str, tensor: torch.Tensor, earlier: Mapping[str, torch.Tensor], other: str | None) -> None:
     if name in earlier:
         raise ValueError(f"two parameters are named {name!r}: give every one a name of its own")
-    if other := next((n for n, t in earlier.items() if t is tensor), None):
+    if other is not None:
         raise ValueError(f"{name!r} is the same tensor as {other!r}: give it once")
     if not tensor.is_floating_point():
         raise ValueError(f"parameter {name!r} is {tensor.dtype}: only float types can be trained")

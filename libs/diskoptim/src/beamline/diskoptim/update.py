@@ -1,20 +1,17 @@
 """One bucket's AdamW update by torch's own fused kernel, where the parameters are.
 
-The gradient's slice is scaled into scratch memory of a fixed size, so that the caller's gradients stay as they are and
-a step that failed can be repeated.
+Gradients are scaled into memory of their own, as long as a section of a bucket, so that the caller's stay as they are
+and a step that failed can be repeated.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from beamline.diskoptim.buffers import Buffer
 from beamline.diskoptim.groups import Group
-from beamline.diskoptim.layout import CUT, Piece, Placement
-
-MAX_SCRATCH = 2**18
-"""Elements. So much of gradient and state stays in a core's cache from scaling to update."""
+from beamline.diskoptim.layout import Placement
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,38 +32,28 @@ class Part:
 
 
 Batch = tuple[Group, list[Part]]
-"""Parts of one group that together fit the scratch memory: one call of the kernel."""
+"""Neighbours of one group: one call of the kernel."""
 
 
-class Plan:
-    """Which calls of the kernel update each bucket."""
-
-    def __init__(self, groups: Sequence[Group], placements: Mapping[str, Placement], scratch: int) -> None:
-        self._scratch = scratch
-        group_of = {name: group for group in groups for name in group.parameters}
-        self.buckets: dict[int, list[Batch]] = {}
-        for name, place in placements.items():
-            for start, piece in zip(place.starts, place.pieces, strict=True):
-                for part in self._parts(name, start, piece):
-                    self._add(self.buckets.setdefault(piece.bucket, []), group_of[name], part)
-
-    def _parts(self, name: str, start: int, piece: Piece) -> Iterator[Part]:
-        for skipped in range(0, piece.length, self._scratch):
-            length = min(self._scratch, piece.length - skipped)
-            yield Part(name, start + skipped, piece.position + skipped, length)
-
-    def _add(self, batches: list[Batch], group: Group, part: Part) -> None:
-        if not batches or batches[-1][0] is not group or _room(batches[-1]) + part.length > self._scratch:
-            batches.append((group, []))
-        batches[-1][1].append(part)
+def plan_updates(groups: Sequence[Group], placements: Mapping[str, Placement]) -> dict[int, list[Batch]]:
+    """Which calls of the kernel update each bucket. Few and large ones: threads meet at the end of each."""
+    group_of = {name: group for group in groups for name in group.parameters}
+    buckets: dict[int, list[Batch]] = {}
+    for name, place in placements.items():
+        for start, piece in zip(place.starts, place.pieces, strict=True):
+            batches = buckets.setdefault(piece.bucket, [])
+            if not batches or batches[-1][0] is not group_of[name]:
+                batches.append((group_of[name], []))
+            batches[-1][1].append(Part(name, start, piece.position, piece.length))
+    return buckets
 
 
 class HostUpdate:
     """In the host's memory, on the buffer itself."""
 
-    def __init__(self, plan: Plan, scratch: int) -> None:
+    def __init__(self, plan: Mapping[int, Sequence[Batch]], buffers: Sequence[Buffer]) -> None:
         self._plan = plan
-        self._scratch = torch.empty(scratch)
+        self._scratch = torch.empty(buffers[0].values.shape[1])
 
     def __call__(
         self,
@@ -77,18 +64,18 @@ class HostUpdate:
         num_steps: int,
     ) -> None:
         """Update bucket `index` in place, and the parameters with it. `num_steps` counts this one."""
-        update_values(self._plan.buckets[index], buffer.values, gradients, scaling, num_steps, self._scratch)
+        update_values(self._plan[index], buffer.values, gradients, scaling, num_steps, self._scratch)
 
 
 class DeviceUpdate:
     """On a GPU, in a stream of its own: pinned buffer to the device, update, and back."""
 
-    def __init__(self, plan: Plan, scratch: int, device: torch.device, buffers: Sequence[Buffer]) -> None:
+    def __init__(self, plan: Mapping[int, Sequence[Batch]], buffers: Sequence[Buffer], device: torch.device) -> None:
         for buffer in buffers:
             buffer.pin()
         self._plan = plan
-        self._scratch = torch.empty(scratch, device=device)
         self._values = torch.empty_like(buffers[0].values, device=device)
+        self._scratch = torch.empty_like(self._values[0])
         self._stream = torch.cuda.Stream(device)
 
     def __call__(
@@ -103,7 +90,7 @@ class DeviceUpdate:
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         with torch.cuda.stream(self._stream):
             self._values.copy_(buffer.values, non_blocking=True)
-            update_values(self._plan.buckets[index], self._values, gradients, scaling, num_steps, self._scratch)
+            update_values(self._plan[index], self._values, gradients, scaling, num_steps, self._scratch)
             buffer.values.copy_(self._values, non_blocking=True)
         self._stream.synchronize()
 
@@ -149,22 +136,18 @@ def _scaled(
 ) -> list[torch.Tensor]:
     """The gradients of the parts in float32, scaled; those that need neither are not copied."""
     scaled: list[torch.Tensor] = []
-    filled = 0
     for part in parts:
         gradient = gradients[part.name][part.start : part.start + part.length]
         if scaling.factors or gradient.dtype != torch.float32:
-            room = scratch[filled : filled + part.length]
-            filled += part.length
-            room.copy_(gradient)
-            for factor in scaling.factors:
+            room = scratch[part.position : part.position + part.length]
+            factors = scaling.factors
+            if factors and gradient.dtype == torch.float32:
+                torch.mul(gradient, factors[0], out=room)
+                factors = factors[1:]
+            else:
+                room.copy_(gradient)
+            for factor in factors:
                 room.mul_(factor)
             gradient = room
         scaled.append(gradient)
     return scaled
-
-
-def _room(batch: Batch) -> int:
-    return sum(part.length for part in batch[1])
-
-
-assert MAX_SCRATCH % CUT == 0
