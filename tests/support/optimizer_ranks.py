@@ -1,4 +1,4 @@
-"""`python optimizer_ranks.py PART ... --into DIR --rank N --port P`: one of two ranks that train on recorded trajectories.
+"""`python optimizer_ranks.py PART ... --into DIR --rank N --port P`: one of two ranks, on recorded trajectories.
 
 Part `straight` trains the models `<into>/<model>` at TP2 x EP2 without a stop and saves in between; part `resumed`, in
 other processes, goes on from there in each layout; part `states` trains with the optimizer's state in each place.
@@ -130,7 +130,8 @@ def resumed(into: Path) -> dict[str, Found]:
 def journey(into: Path) -> Found:
     """Saved at TP2 x EP2, carried through other layouts and kinds of state, and back: what has changed on the way."""
     job = "tiny-beam:bfloat16"
-    source, places = into / f"saved.{job}", (HostStates, partial(DiskStates, directory=into / "journey"), DeviceStates)
+    source, directory = into / f"saved.{job}", into / f"journey.rank-{dist.get_rank()}"
+    places: tuple[MakeStates, ...] = (HostStates, partial(DiskStates, directory=directory), DeviceStates)
     for layout, make_states in zip(("pp2", "dp2", "tp2ep2"), places, strict=True):
         with in_layout(layout):
             policy, _ = policy_of(job, layout, into, make_states)

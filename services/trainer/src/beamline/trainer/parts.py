@@ -45,8 +45,8 @@ def build_rank(
         port: where rank 0's store listens; rank 0 takes a free one, and tells the others.
 
     Raises:
-        ConfigError: the model, the transport of its weights, the folder of the optimizer's state, or a loss or advantage
-            of the user's own cannot be used.
+        ConfigError: the model, the transport of its weights, the folder of the optimizer's state, or a loss or
+            advantage of the user's own cannot be used.
         WeightError: the transport cannot be opened, or the checkpoint is damaged or of another model.
     """
     settings = _step_settings(config)
