@@ -12,8 +12,8 @@ from beamline.algorithms.kl import KLPenalty, k1, k2, k3
 from beamline.algorithms.losses import Clip, PolicyLoss, cispo_loss, clipped_loss, gspo_loss
 from beamline.algorithms.reductions import prompt_mean, seq_mean_token_sum_norm, sequence_mean
 from beamline.models import tiny
-from beamline.trainer import checkpoint
 from beamline.trainer.batch import Batch, Group, MicroBatch, MiniBatch
+from beamline.trainer.description import describe
 from beamline.trainer.megatron.build import build_model
 from beamline.trainer.megatron.distributed import Layout
 from beamline.trainer.megatron.optimizer import AdamWSettings
@@ -68,10 +68,12 @@ def test_before_the_first_update_there_is_no_divergence_and_no_gradient_of_it(mo
 def test_after_an_update_it_is_that_of_the_first_checkpoint(model_dir: Path, tmp_path: Path, estimator):
     """Against the log-probabilities of another policy, which is made of the checkpoint of step 0."""
     policy, step = build(model_dir), batch(2, VOCAB, 1)
-    folder = checkpoint.save(tmp_path, model_dir, checkpoint.TrainerState(0, "float32"), policy.save)
+    (tmp_path / "policy").mkdir()
+    describe(model_dir, tmp_path / "policy", "float32")
+    policy.save_weights(tmp_path)
     train_step(policy, batch(1, VOCAB), StepConfig(PolicyLoss(), ALL, 3e-3))
     micro_batches = step.mini_batches[0].micro_batches(100)
-    first = build(folder / "policy", with_reference=False)
+    first = build(tmp_path / "policy", with_reference=False)
     ours, theirs = (torch.cat(one.logprobs(micro_batches)).double() for one in (policy, first))
     metrics = train_step(policy, step, StepConfig(PolicyLoss(kl=KLPenalty(0.5, estimator)), 100, 1e-3)).metrics()
     expected = estimator(ours, theirs).mean().item()
