@@ -53,7 +53,7 @@ class StateSlots(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 def write_slots(folder: Path, stem: str, slots: Mapping[str, Sequence[Slot]]) -> None:
     """Write `<stem>.slots.json`."""
     content = StateSlots(parameters={name: [Part.of(slot) for slot in found] for name, found in slots.items()})
-    (folder / f"{stem}{SUFFIX}").write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=1))
+    (folder / f"{stem}{SUFFIX}").write_bytes(msgspec.json.encode(content))
 
 
 def read_slots(path: Path) -> StateSlots:
