@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -29,7 +30,7 @@ STEP = 3
 MAKE_DEADLINE_S, SAMPLE_DEADLINE_S, EXAMINE_DEADLINE_S = 120, 120, 240
 SAMPLER = ("-m", "beamline.rollout.sample")
 FAULTY_SAMPLER = (str(HERE / "faulty_engine.py"),)
-THREADS = len(os.sched_getaffinity(0))
+NUM_AT_ONCE = 4
 
 type Edit = Callable[[Trajectories], Trajectories]
 
@@ -73,7 +74,7 @@ class FinishedRun:
         command = [str(interpreter("rollout")), *program, str(path), str(self.samples)]
         done = subprocess.run(
             command,
-            env=environment(os.environ, THREADS),
+            env=environment(os.environ, len(os.sched_getaffinity(0))),
             capture_output=True,
             text=True,
             timeout=SAMPLE_DEADLINE_S,
@@ -129,6 +130,12 @@ class Examined:
 def examine(run: FinishedRun, *options: str) -> Ended:
     """`beamline doctor mismatch`, as a user starts it."""
     return beamline("doctor", "mismatch", str(run.path), *options, deadline_s=EXAMINE_DEADLINE_S)
+
+
+def one_a_core() -> ThreadPoolExecutor:
+    """A few threads of one core each; the processes that they start keep to it."""
+    cores = sorted(os.sched_getaffinity(0))[:NUM_AT_ONCE]
+    return ThreadPoolExecutor(len(cores), initializer=lambda: os.sched_setaffinity(0, {cores.pop()}))
 
 
 def run_config(model: Path, path: Path, dtype: str = "float32", routing_replay: bool = True) -> RunConfig:
