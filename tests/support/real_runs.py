@@ -100,6 +100,13 @@ class LiveRun:
                 assert self._process.poll() is None, self.output()
                 await asyncio.sleep(0.1)  # a file of another process: nothing tells when it comes
 
+    async def said(self, text: str) -> None:
+        """The launcher has written it."""
+        async with deadline(RUN_DEADLINE_S, f"{text!r} from the launcher: {self.output()}"):
+            while text not in self.output():
+                assert self._process.poll() is None, self.output()
+                await asyncio.sleep(0.1)  # a file of another process, as above
+
     async def end(self) -> Run:
         async with deadline(RUN_DEADLINE_S, "the run to end"):
             code = await asyncio.to_thread(self._process.wait)
@@ -138,11 +145,15 @@ class LiveRun:
         """One Ctrl-C: the run ends after the step under way."""
         self._process.send_signal(signal.SIGINT)
 
+    def kill(self) -> None:
+        """SIGKILL to the launcher and whatever shares its process group: its guard does not, and ends the rest."""
+        os.killpg(self._process.pid, signal.SIGKILL)
+
     def kill_launcher(self) -> None:
         """What is left of a failed test."""
         if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+            self.kill()
+        self._process.wait()
         self._log.close()
 
 
