@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
+from beamline.coordinator.progress_bar import working
 from beamline.protocol.config import RunConfig
 from beamline.protocol.errors import ConfigError, WeightError
 from beamline.runtime.checkpoints import TRAINER_STATE, TrainerState, checkpoints_of, damage, resolve, root_of
@@ -54,7 +55,7 @@ def newest_whole(config: RunConfig, run_dir: Path, say: Say) -> Origin | None:
     found = checkpoints_of(root_of(run_dir, config.trainer.checkpoint_path))
     for facts in sorted(found, key=lambda facts: not Path(facts.path).name.startswith(".")):  # drafts, then by age
         folder = Path(facts.path)
-        if wrong := facts.wrong or damage(folder):
+        if wrong := facts.wrong or _read_through(folder, facts.num_bytes):
             say(f"checkpoint {folder} is passed over: {wrong}")
         else:
             return _fitting(config, folder)
@@ -95,9 +96,18 @@ def going_on(origin: Origin) -> str:
     return f"going on after step {origin.step}, from {origin.folder}"
 
 
+def _read_through(folder: Path, num_bytes: int) -> str:
+    """What is wrong with a checkpoint, every byte of it read; empty where it is whole."""
+    with working() as work:
+        work.part(f"reading checkpoint {folder}", num_bytes)
+        return damage(folder, advance=work.advance)
+
+
 def _named(config: RunConfig, path: Path, say: Say) -> Origin:
     try:
-        origin = _fitting(config, resolve(path))
+        with working(f"reading the checkpoint at {path}") as work:
+            folder = resolve(path, advance=work.advance)
+        origin = _fitting(config, folder)
         say(going_on(origin))
         return origin
     except WeightError as error:
