@@ -99,9 +99,9 @@ def test_incomplete_missing_and_foreign_ones_are_told_apart(root: Path):
     path = root / "global_step_2" / MANIFEST
     manifest = json.loads(path.read_text())
     path.write_text(json.dumps({"step": 2, "files": manifest["files"]}))
-    assert damage(root / "global_step_2").startswith("foreign: its manifest.json is of format '' version 0, not 'beaml")
+    assert damage(root / "global_step_2").startswith("foreign: its manifest.json is of no format that it names, not of")
     path.write_text(json.dumps(manifest | {"version": 2}))
-    assert "'beamline-checkpoint' version 2, not 'beamline-checkpoint' version 1" in damage(root / "global_step_2")
+    assert "'beamline-checkpoint' version 2, not of 'beamline-checkpoint' version 1" in damage(root / "global_step_2")
     path.write_text(json.dumps(manifest | {"step": 5}))
     assert damage(root / "global_step_2") == "damaged: its manifest.json is not what was written"
     (root / "global_step_1").rename(root / "global_step_7")

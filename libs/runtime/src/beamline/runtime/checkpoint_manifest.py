@@ -102,8 +102,8 @@ def decode_manifest(content: bytes) -> Manifest:
     try:
         kind = msgspec.json.decode(content, type=_Kind)
         if (kind.format, kind.version) != (FORMAT, VERSION):
-            found = f"{kind.format!r} version {kind.version}"
-            raise Unusable(f"foreign: its {MANIFEST} is of format {found}, not {FORMAT!r} version {VERSION}")
+            found = f"{kind.format!r} version {kind.version}" if kind.format else "no format that it names"
+            raise Unusable(f"foreign: its {MANIFEST} is of {found}, not of {FORMAT!r} version {VERSION}")
         manifest = msgspec.json.decode(content, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Unusable(f"damaged: its {MANIFEST} cannot be understood ({error})") from error
