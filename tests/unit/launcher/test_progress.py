@@ -74,6 +74,22 @@ def test_a_step_in_one_line() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"checkpoint/num_bytes": 3 * 2**20, "checkpoint/failed": 0.0}, "saved policy 6  3.0 MiB in 2.5 s"),
+        ({"checkpoint/failed": 0.0}, "saved policy 6  exported in 2.5 s"),
+        ({"checkpoint/failed": 1.0}, "policy 6 is NOT saved, and the run goes on: logs/coordinator.log says why"),
+    ],
+)
+def test_what_came_of_a_save_in_one_line(values: dict[str, float], line: str) -> None:
+    progress = Progress(RunView(), now=lambda: 0.0)
+    told = Metrics(service="coordinator", worker="coordinator", step=6, values={"checkpoint/save_s": 2.5, **values})
+    waited = Metrics(service="coordinator", worker="coordinator", step=6, values={"timing/checkpoint": 0.1})
+    assert progress.lines(told) == [line]
+    assert progress.lines(waited) == [], "a part of a step is no step"
+
+
 def test_who_is_left_out_is_told_once_and_who_is_back() -> None:
     progress = Progress(RunView(4), now=lambda: 0.0)
 

@@ -51,7 +51,7 @@ class Told:
 async def test_each_step_is_told_once_after_its_evaluation() -> None:
     told = Told()
     evaluation = [phase(PhaseName.EVALUATE, 1, granted=False), phase(PhaseName.EVALUATE, 1)]
-    assert await told.hear(*step_of(0), *evaluation) == []
+    assert await told.hear(*step_of(0), phase(PhaseName.CHECKPOINT, 1), *evaluation) == []
     assert await told.hear(*step_of(1), *step_of(1)) == [1]
     assert await told.hear(phase(PhaseName.CHECKPOINT, 2), phase(PhaseName.DONE, 2)) == [1, 2]
     assert told.messages[0] == m.Metrics(
