@@ -9,11 +9,13 @@ import pytest
 from msgspec.structs import replace
 
 from beamline.coordinator.launch import leftovers
+from beamline.coordinator.launch.run import run
 from beamline.coordinator.launch.run_folder import RunFolder
 from beamline.models import assets
 from beamline.protocol.config import RunConfig
 from beamline.protocol.errors import ConfigError
 from beamline.runtime.run_files import read_config
+from launcher_fakes import LineDisplay, fake_command
 from made_checkpoints import STATE, make_checkpoint
 
 NUM_STEPS = 12
@@ -83,7 +85,13 @@ def test_the_run_goes_on_from_its_newest_checkpoint_in_its_own_folder(config: Ru
     assert told == [f"going on after step 6, from {newest}"]
     assert placed.trainer.resume_path == str(newest)
     assert (earlier / "model" / "model.safetensors").stat().st_mtime_ns == model.st_mtime_ns
-    for kept in ("logs/trainer.log", "metrics.jsonl", "summary.json", "evals/old.jsonl", "checkpoints/global_step_3/manifest.json"):
+    for kept in (
+        "logs/trainer.log",
+        "metrics.jsonl",
+        "summary.json",
+        "evals/old.jsonl",
+        "checkpoints/global_step_3/manifest.json",
+    ):
         assert (earlier / kept).exists(), kept
     for gone in ("jetstream", "nats", "credentials", "processes.json"):
         assert not (earlier / gone).exists(), gone
@@ -164,6 +172,13 @@ def test_settings_that_contradict_each_other(config: RunConfig, earlier: Path) -
     at_6 = earlier / "checkpoints" / "global_step_6"
     text = refusal(with_trainer(config, resume_mode="from_path", resume_path=str(at_6)), overwrite=True)
     assert "which --overwrite would remove" in text and at_6.is_dir()
+
+
+async def test_a_checkpoint_that_is_not_there_costs_no_folder(config: RunConfig, earlier: Path) -> None:
+    asked = with_trainer(config, resume_mode="from_path", resume_path=str(earlier.parent / "nowhere"))
+    with pytest.raises(ConfigError, match=r"trainer.resume_path=.*nowhere cannot be used: missing: it does not exist"):
+        await run(asked, LineDisplay(), overwrite=True, command=fake_command())
+    assert (earlier / "checkpoints" / "global_step_6").is_dir()
 
 
 def test_a_live_run_is_not_taken_over(config: RunConfig, earlier: Path) -> None:

@@ -46,6 +46,19 @@ def find_origin(config: RunConfig, run_dir: Path, *, begun: bool, say: Say) -> O
     return None
 
 
+def check_named(config: RunConfig) -> None:
+    """The checkpoint that is asked for is there, as far as is seen without reading it: before a folder is replaced.
+
+    Raises:
+        ConfigError: it is missing or incomplete.
+    """
+    if config.trainer.resume_mode == "from_path":
+        try:
+            resolve(Path(config.trainer.resume_path), deep=False)
+        except WeightError as error:
+            raise ConfigError(f"trainer.resume_path={config.trainer.resume_path}: {error}") from None
+
+
 def newest_whole(config: RunConfig, run_dir: Path, say: Say) -> Origin | None:
     """The run's newest checkpoint that is whole; says which are passed over, and why.
 

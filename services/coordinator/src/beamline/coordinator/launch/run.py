@@ -19,7 +19,7 @@ from beamline.coordinator.launch.interrupt import Interrupted, Interrupts
 from beamline.coordinator.launch.launcher import WorkerSpec
 from beamline.coordinator.launch.local import Command, LocalLauncher, check_interpreters, service_command
 from beamline.coordinator.launch.progress import Progress
-from beamline.coordinator.launch.resume import newest_seen
+from beamline.coordinator.launch.resume import check_named, newest_seen
 from beamline.coordinator.launch.run_folder import RunFolder, rollout_threads, trainer_threads
 from beamline.coordinator.launch.streams import make_streams
 from beamline.coordinator.launch.supervisor import RestartPolicy, RunFailed, Supervisor, TrainerLost
@@ -48,6 +48,7 @@ async def run(
     """
     check_interpreters()
     preflight.check(config)
+    check_named(config)
     for remark in check_room(config):
         display.line(remark)
     Subjects(config.bus.prefix, config.run.name)

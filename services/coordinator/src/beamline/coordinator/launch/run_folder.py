@@ -37,8 +37,8 @@ class RunFolder:
         """Make the run's folder, or take over that of the run which is to go on (`trainer.resume_mode=latest`).
 
         Raises:
-            ConfigError: it exists and neither is asked for, holds something else, is in use, or has the checkpoint in
-                it that the new run is to start from.
+            ConfigError: it exists and neither is asked for, holds something else, is in use or still being left, or has
+                the checkpoint in it that the new run is to start from.
         """
         path = run_dir(config)
         is_there = path.exists() and any(path.iterdir())
@@ -50,6 +50,7 @@ class RunFolder:
             )
         if is_there:
             _refuse_unfit(path)
+            leftovers.await_end(path)
         if is_there and overwrite:
             _refuse_own_checkpoint(path, config.trainer.resume_path)
             shutil.rmtree(path)
@@ -63,8 +64,8 @@ class RunFolder:
         run's as it was.
 
         Raises:
-            ConfigError: the model that the recipe names by `asset:` does not fit the recipe, a checkpoint cannot be
-                used, or an earlier start of the run has not ended.
+            ConfigError: the model that the recipe names by `asset:` does not fit the recipe, or a checkpoint cannot be
+                used.
         """
         try:
             placed = self._place(config)
@@ -77,7 +78,6 @@ class RunFolder:
 
     def begin(self, placed: RunConfig, origin: Origin | None) -> RunConfig:
         """Make the folder ready for a start from a checkpoint, or from the model; returns its configuration."""
-        leftovers.await_end(self.path)
         leftovers.clear(self.path)
         config = starting_from(placed, origin)
         write_config(self.path, config)
