@@ -1,9 +1,11 @@
 """A launcher that is interrupted, ended or killed leaves no process and no shared memory."""
 
+import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
 
+from beamline.coordinator.launch.process_table import read_processes
 from launcher_fakes import alive, launch, noted_pids, read_until, shared_memory
 
 
@@ -46,6 +48,18 @@ async def test_the_second_interrupt_ends_the_run_at_once(tmp_path: Path) -> None
     rest = await read_until(process)
     assert "the run was interrupted" in rest
     assert await process.wait() == 130
+    assert_nothing_left(tmp_path)
+
+
+async def test_a_run_that_was_asked_to_end_does_not_go_on_without_its_trainer(tmp_path: Path) -> None:
+    process = await launch(tmp_path, "coordinator=idle")
+    await read_until(process, *ready("rollout-0", "trainer", "reward", "coordinator"))
+    process.send_signal(signal.SIGINT)
+    await read_until(process, "Ctrl-C again stops at once")
+    os.kill(read_processes(tmp_path / "runs" / "trial")["trainer"], signal.SIGKILL)
+    rest = await read_until(process)
+    assert "the optimizer's state went with it, and the run had been asked to end" in rest
+    assert await process.wait() == 128 + signal.SIGKILL
     assert_nothing_left(tmp_path)
 
 
