@@ -27,14 +27,15 @@ from beamline.diskoptim.errors import free_bytes
 from beamline.diskoptim.files import opened
 from beamline.diskoptim.header import Header, state_path
 from beamline.diskoptim.layout import bytes_needed
+from beamline.weights.choice import free_memory_bytes
 
 NUM_TENSORS = 24
 """Of different lengths; some lie in one bucket, some in several."""
 MAX_NORM = 1.0
 DEADLINE_S = 900.0
 """For one size."""
-MEMORY_A_PARAM = 20
-"""Bytes: weights, gradients and moments, and a fifth for the rest."""
+MEMORY_A_PARAM = 18
+"""Bytes: weights, gradients and moments, and an eighth for the rest."""
 
 
 def main() -> int:
@@ -68,11 +69,10 @@ def main() -> int:
 
 def lacking(size: int, folder: Path) -> str:
     """Why a size cannot be measured here; "" where it can."""
-    pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if (free := free_bytes(folder) or 0) < bytes_needed(size):
         return f"{bytes_needed(size)} bytes of disk are needed, {free} are free"
-    if pages < (needed := MEMORY_A_PARAM * size):
-        return f"{needed} bytes of memory are needed, {pages} are free"
+    if (free := free_memory_bytes()) < (needed := MEMORY_A_PARAM * size):
+        return f"{needed} bytes of memory are needed, {free} are free"
     return ""
 
 

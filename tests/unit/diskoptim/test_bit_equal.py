@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from beamline.diskoptim.disk_adamw import DiskAdamW
+from beamline.diskoptim.gradients import total_norm
 
 SHAPES = ((), (1,), (7,), (3, 5), (16, 16), (1000,), (333, 77), (50_001,), (123, 457), (15,))
 NUM_STEPS = 20
@@ -99,6 +100,12 @@ def test_gradients_may_be_given_and_stay_as_they_are(tmp_path: Path) -> None:
     assert_equal_state(disk, fused, mains)
     assert all(torch.equal(gradient, before) for gradient, before in zip(given, kept, strict=True))
     disk.close()
+
+
+def test_the_norm_of_large_bfloat16_gradients_is_taken_in_float32() -> None:
+    """By pieces: nearer to the truth than torch's sum over the whole, which is off by 2e-5, and far from bfloat16's."""
+    gradient = torch.randn(600_001, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    assert total_norm({"weight": gradient}).item() == pytest.approx(gradient.double().norm().item(), rel=1e-5)
 
 
 def test_threads_change_nothing(tmp_path: Path) -> None:
