@@ -12,6 +12,8 @@ from beamline.coordinator.samples import samples_path
 from beamline.coordinator.set_aside import set_aside
 from beamline.coordinator.summary import read_summary
 from beamline.protocol.config import RunConfig, RunSection
+from beamline.protocol.doctor import KeptSamples
+from beamline.runtime.sample_files import write_index
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -44,6 +46,22 @@ def test_what_is_later_moves_and_the_rest_stays(told_run: Path) -> None:
     stays = {name: content for name, content in before.items() if name not in moved and name != "metrics.jsonl"}
     assert {name: content for name, content in files(told_run).items() if name in stays} == stays
     assert all(before[name] == content for name, content in moved.items())
+
+
+@pytest.mark.parametrize(("policy_version", "moves"), [(10, False), (15, True), (None, True)])
+def test_the_doctors_samples_move_where_they_are_of_a_later_policy(
+    policy_version: int | None, moves: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "doctor").mkdir()
+    (tmp_path / "doctor" / "samples.json").write_text("damaged")
+    if policy_version is not None:
+        write_index(
+            tmp_path / "doctor",
+            KeptSamples(policy_version=policy_version, temperature=1.0, top_p=1.0, manifest="", groups=[]),
+        )
+    aside = set_aside(tmp_path, 10)
+    assert (tmp_path / "doctor").exists() is not moves
+    assert (aside is not None and (aside / "doctor").is_dir()) is moves
 
 
 def test_a_second_time_there_is_nothing_to_move(told_run: Path) -> None:

@@ -12,6 +12,8 @@ import msgspec
 
 from beamline.coordinator.metrics_file import MetricsFile, MetricsLine
 from beamline.coordinator.summary import write_atomically
+from beamline.protocol.errors import BlobError
+from beamline.runtime.sample_files import read_index
 
 SUPERSEDED = "superseded"
 _OF_THE_END = ("summary.json", "report.html")
@@ -51,6 +53,16 @@ def _whole_files(run_dir: Path, step: int) -> Iterator[Path]:
         found = _STEP.match(path.name)
         if found and int(found[1]) > step:
             yield path
+    if (kept := run_dir / "doctor").is_dir() and _is_later(kept, step):
+        yield kept
+
+
+def _is_later(kept: Path, step: int) -> bool:
+    """Whether the doctor's samples are of a later policy; what cannot be read is of no use to him either."""
+    try:
+        return read_index(kept).policy_version > step
+    except BlobError:
+        return True
 
 
 def _encode(lines: list[MetricsLine]) -> bytes:
