@@ -156,9 +156,9 @@ class Ring:
     async def manifest(self, update: m.PolicyUpdate) -> WeightManifest:
         return WeightManifest.decode(await self.blobs.get(update.manifest))
 
-    async def ask(self, step: int, *, export: bool = False) -> m.StateCopied:
-        """Ask for a checkpoint of the policy of that step; the answer when it is copied."""
-        await self.bus.publish(m.SaveRequest(step=step, checkpoint=True, export=export))
+    async def ask(self, step: int, *, checkpoint: bool = True, export: bool = False) -> m.StateCopied:
+        """Ask for the policy of that step to be kept; the answer when it is copied."""
+        await self.bus.publish(m.SaveRequest(step=step, checkpoint=checkpoint, export=export))
         copied = await self.answer()
         assert isinstance(copied, m.StateCopied), copied
         return copied

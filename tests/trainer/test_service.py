@@ -30,7 +30,7 @@ async def refusal(ring: Ring, trainer: TrainerSection) -> str:
     return log.decode().strip().splitlines()[-1]
 
 
-async def test_two_steps_a_lease_and_a_checkpoint(ring: Ring):
+async def test_two_steps_a_lease_an_export_and_a_checkpoint(ring: Ring):
     process = await ring.start(TRAINER)
     first = await ring.update(START_S)
     start = load_file(ring.run_dir / "model" / "model.safetensors")
@@ -52,8 +52,12 @@ async def test_two_steps_a_lease_and_a_checkpoint(ring: Ring):
     report = await ring.answer()
     assert isinstance(report, m.LeaseReport)
     assert (report.sequence, report.resident_bytes > 0) == (1, True)
-    stored = load_file(await ring.checkpoint(2) / "policy" / "model.safetensors")
-    assert all(torch.equal(stored[name], weights[name]) for name in weights)
+    await ring.ask(2, checkpoint=False, export=True)
+    exported = Path((await ring.saved()).export_path)
+    for policy in (exported, await ring.checkpoint(2) / "policy"):
+        stored = load_file(policy / "model.safetensors")
+        assert all(torch.equal(stored[name], weights[name]) for name in weights)
+        assert {"config.json", "tokenizer.json", "generation_config.json"} <= {path.name for path in policy.iterdir()}
 
     process.send_signal(signal.SIGTERM)
     _, log = await asyncio.wait_for(process.communicate(), STEP_S)
