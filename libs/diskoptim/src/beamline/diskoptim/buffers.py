@@ -1,6 +1,7 @@
 """A bucket in memory: three sections of float32 on aligned memory that both the disk and torch work on."""
 
 import mmap
+import weakref
 from collections.abc import Sequence
 
 import numpy as np
@@ -44,4 +45,6 @@ class Buffer:
         if not self.values.is_pinned():
             runtime = torch.cuda.cudart()
             assert runtime is not None
-            torch.cuda.check_error(int(runtime.cudaHostRegister(self.values.data_ptr(), self.values.nbytes, 0)))
+            address = self.values.data_ptr()
+            torch.cuda.check_error(int(runtime.cudaHostRegister(address, self.values.nbytes, 0)))
+            weakref.finalize(self, runtime.cudaHostUnregister, address)  # before the memory goes
