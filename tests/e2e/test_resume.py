@@ -33,6 +33,7 @@ SETTINGS = (
     "rollout.sampling.groups_per_step=2",
     "rollout.sampling.samples_per_group=4",
     "rollout.sampling.max_response_tokens=32",
+    "algorithm.drop_zero_variance=false",
     # One sequence at a time: what is computed for it then depends on nothing that runs beside it (docs/resume.md).
     "rollout.engine.max_num_seqs=1",
     "rollout.engine.prefix_caching=false",
