@@ -91,9 +91,9 @@ def test_the_files_of_a_checkpoint(tmp_path: Path) -> None:
 
 
 def test_a_group_cannot_be_open_twice() -> None:
-    text = LEDGER.replace(
-        '"open": [\n', '"open": [\n' + LEDGER.split('"open": [\n')[1].split("\n  ],", maxsplit=1)[0] + ",\n"
-    )
+    before, rest = LEDGER.split('"open": [\n')
+    group, after = rest.split("\n  ],\n", maxsplit=1)
+    text = f'{before}"open": [\n{group},\n{group}\n  ],\n{after}'
     with pytest.raises(msgspec.ValidationError, match="a group is open twice"):
         msgspec.json.decode(text, type=LedgerFile)
 
