@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
+from torch import Tensor
 
 from beamline.algorithms.losses import PolicyLoss
 from beamline.trainer.batch import Batch, MiniBatch
@@ -111,11 +112,12 @@ def straight(into: Path) -> dict[str, Found]:
 
 
 def resumed(into: Path) -> dict[str, Found]:
-    """From what was saved, to the end in the same layout, and for one step in others."""
+    """From what was saved, to the end in the same layout, and for one step in others where float32 is compared."""
     found: dict[str, Found] = {}
     for layout in ("tp2ep2", "pp2", "dp2"):
+        jobs = SAVED if layout == "tp2ep2" else {job: ends for job, ends in SAVED.items() if "bfloat16" not in job}
         with in_layout(layout):
-            for job, (saved, last) in SAVED.items():
+            for job, (saved, last) in jobs.items():
                 policy, model = policy_of(job, layout, into)
                 policy.load(into / f"saved.{job}")
                 end = last if layout == "tp2ep2" else saved + 1
@@ -141,10 +143,11 @@ def journey(into: Path) -> Found:
             policy.close()
             dist.barrier()  # the next layout reads what all have written
     with in_layout("tp2ep2"):
-        (first, _), (again, _) = (policy_of(job, "tp2ep2", into) for _ in range(2))
-        first.load(into / f"saved.{job}")
-        again.load(source)
-        return {"differing": differing(first, again), "compared": total(len(first._optimizer.own))}
+        policy, _ = policy_of(job, "tp2ep2", into)
+        policy.load(into / f"saved.{job}")
+        first = everything(policy)
+        policy.load(source)
+        return {"differing": differing(first, everything(policy)), "compared": total(len(first))}
 
 
 def states(into: Path) -> dict[str, Found]:
@@ -153,7 +156,6 @@ def states(into: Path) -> dict[str, Found]:
     with in_layout("dp2"):
         for job in ("tiny-beam", "tiny-beam:bfloat16"):
             found[f"{job}.dp2"] = compare_states(job, "dp2", into, {"device": DeviceStates, "host": HostStates})
-            found[f"{job}.dp2"]["differing from torch"] = differing_from_torch(job, "dp2", into)
     for layout in ("tp2", "ep2", "pp2"):
         with in_layout(layout):
             found[f"tiny-beam.{layout}"] = compare_states("tiny-beam", layout, into, {"device": DeviceStates})
@@ -164,35 +166,46 @@ def compare_states(job: str, layout: str, into: Path, places: dict[str, MakeStat
     """After two steps with the state in these places, and on a disk."""
     directory = into / f"states.{layout}.{job}" / f"rank-{dist.get_rank()}"
     places = {**places, "disk": partial(DiskStates, directory=directory, bucket_bytes=1 << 20)}
-    policies = {name: policy_of(job, layout, into, place) for name, place in places.items()}
-    metrics = {name: steps(policy, model, 1, 2) for name, (policy, model) in policies.items()}
-    device, model = policies["device"]
-    found: Found = {
-        "steps": metrics,
-        "differing": {name: differing(device, other) for name, (other, _) in policies.items()},
-        "state_bytes": own_bytes(device),
-        "parameters": sum(p.numel() for p in model.module.parameters()),
-    }
-    for policy, _ in policies.values():
+    model = build_model(into / job.partition(":")[0], LAYOUTS[layout], job.partition(":")[2] or "float32")
+    start = [p.detach().clone() for p in model.module.parameters()]
+    metrics: dict[str, list[dict[str, float]]] = {}
+    ends: dict[str, list[Tensor]] = {}
+    num_bytes: list[int] = []
+    for name, place in places.items():
+        policy = begun_anew(model, start, place)
+        metrics[name] = steps(policy, model, 1, 2)
+        ends[name], num_bytes = everything(policy), own_bytes(policy)
         policy.close()
-    return found
+    return {
+        "steps": metrics,
+        "differing": {name: differing(ends["device"], end) for name, end in ends.items()},
+        "state_bytes": num_bytes,
+        "parameters": sum(len(p.view(-1)) for p in start),
+        "differing from torch": differing_from_torch(begun_anew(model, start, DeviceStates), model),
+    }
 
 
-def differing(one: MegatronPolicy, other: MegatronPolicy) -> int:
-    """On all ranks: tensors that are not the same bit for bit, of weights, main weights and moments."""
-    weights = zip(one._model.module.parameters(), other._model.module.parameters(), strict=True)
-    wrong = [not torch.equal(a, b) for a, b in weights]
-    for name in one._optimizer.own:
-        a, b = (policy._optimizer.states.read(name) for policy in (one, other))
-        wrong += [
-            not torch.equal(x, y) for x, y in ((a.main, b.main), (a.exp_avg, b.exp_avg), (a.exp_avg_sq, b.exp_avg_sq))
-        ]
-    return total(sum(wrong))
+def begun_anew(model: Model, start: list[Tensor], place: MakeStates) -> MegatronPolicy:
+    """A policy of a model that gets these weights."""
+    for parameter, weights in zip(model.module.parameters(), start, strict=True):
+        parameter.data.copy_(weights)
+    return MegatronPolicy(model, SETTINGS, 1.0, make_states=place)
 
 
-def differing_from_torch(job: str, layout: str, into: Path) -> int:
+def everything(policy: MegatronPolicy) -> list[Tensor]:
+    """Copies of this rank's weights, and of the main weights and moments that it keeps."""
+    states = [policy._optimizer.states.read(name) for name in policy._optimizer.own]
+    kept = [tensor for state in states for tensor in (state.main, state.exp_avg, state.exp_avg_sq)]
+    return [tensor.detach().clone() for tensor in (*policy._model.module.parameters(), *kept)]
+
+
+def differing(one: list[Tensor], other: list[Tensor]) -> int:
+    """On all ranks: tensors that are not the same bit for bit."""
+    return total(sum(not torch.equal(a, b) for a, b in zip(one, other, strict=True)))
+
+
+def differing_from_torch(policy: MegatronPolicy, model: Model) -> int:
     """After two updates: weights that torch's fused AdamW, which knows of no ranks, leaves otherwise."""
-    policy, model = policy_of(job, layout, into)
     parameters = dict(model.module.named_parameters())
     main = {name: p.detach().float().clone().requires_grad_() for name, p in parameters.items()}
     groups = [
