@@ -119,6 +119,18 @@ def test_a_begun_run_without_a_whole_checkpoint_is_refused_and_left_as_it_is(con
     assert placed.trainer.resume_path == "" and "begins with step 1" in told[-1]
 
 
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(config: RunConfig, earlier: Path) -> None:
+    """A draft is none. What has ended is another matter: its results stay until the user says otherwise."""
+    for step in (3, 6):
+        (earlier / "checkpoints" / f"global_step_{step}").rename(earlier / "checkpoints" / f".global_step_{step}.draft")
+    assert "has no whole checkpoint to go on from" in refusal(config)
+    (earlier / "summary.json").unlink()
+    placed, told = begin(config)
+    assert told[-1] == f"no checkpoint in {earlier / 'checkpoints'} yet: the run begins with step 1"
+    assert placed.trainer.resume_path == "" and (earlier / "metrics.jsonl").exists()
+    assert not (earlier / "jetstream").exists()
+
+
 def test_checkpoints_may_lie_elsewhere(config: RunConfig, earlier: Path, tmp_path: Path) -> None:
     """Then a new folder goes on from them too, and no other run may add its own."""
     (earlier / "checkpoints").rename(tmp_path / "ckpts")

@@ -30,8 +30,8 @@ def find_origin(config: RunConfig, run_dir: Path, *, begun: bool, say: Say) -> O
         begun: whether the run's folder is there from an earlier start.
 
     Raises:
-        ConfigError: the checkpoint is damaged, of another model or type, or has all the steps already; there is none
-            though the run has begun; or the run would mix its checkpoints with those of another.
+        ConfigError: the checkpoint is damaged, of another model or type, or has all the steps already; all are damaged,
+            or the run has ended without one; or the run would mix its checkpoints with those of another.
     """
     root = root_of(run_dir, config.trainer.checkpoint_path)
     if config.trainer.resume_mode == "latest":
@@ -94,14 +94,15 @@ def _latest(config: RunConfig, run_dir: Path, root: Path, *, begun: bool, say: S
             f"trainer.resume_path={config.trainer.resume_path} with resume_mode=latest, which finds its checkpoint "
             "itself: leave resume_path out, or use resume_mode=from_path"
         )
-    origin = newest_whole(config, run_dir, say)
-    if origin is None and begun:
+    if origin := newest_whole(config, run_dir, say):
+        say(going_on(origin))
+        return origin
+    has_named = any(not Path(facts.path).name.startswith(".") for facts in checkpoints_of(root))
+    if begun and (has_named or (run_dir / "summary.json").is_file()):
         raise ConfigError(f"{root} has no whole checkpoint to go on from: begin the run anew with --overwrite")
-    if origin is None:
-        say(f"no checkpoint in {root} yet: the run begins with step 1")
-        return None
-    say(going_on(origin))
-    return origin
+    # Who is killed before the first checkpoint, and started again by a script, has lost nothing that could be kept.
+    say(f"no checkpoint in {root} yet: the run begins with step 1")
+    return None
 
 
 def going_on(origin: Origin) -> str:
