@@ -55,7 +55,7 @@ def test_engine_and_trainer_agree_at_every_step(run: Run):
 
 def test_its_checkpoint_exports(run: Run, tmp_path: Path):
     checkpoint = Path(run.summary["artifacts"]["checkpoint"])
-    assert len(list(checkpoint.resolve().rglob("rank-*.safetensors"))) == 2
+    assert len(list(checkpoint.resolve().rglob("rank-*.state"))) == 2
     ended = beamline("export", str(checkpoint), str(tmp_path / "model"), deadline_s=120)
     assert ended.code == 0, ended.output
     assert (tmp_path / "model" / "model.safetensors").is_file()

@@ -28,8 +28,8 @@ from beamline.protocol.config import (
 )
 from beamline.protocol.messages import Heartbeat, WorkerState
 from beamline.protocol.weights_config import WeightsSection
+from beamline.runtime.export import export
 from beamline.runtime.json_log import LogLine
-from beamline.trainer import checkpoint
 from beamline.weights.staging import Stage
 from trainer_ring import START_S, STEP_S, Ring, open_ring
 
@@ -106,7 +106,7 @@ async def train(model: str, layout: str, folder: Path) -> Trained:
             update = await ring.update()
             stats.append(update.stats)
         weights = await ring.weights(update)
-        exported = checkpoint.export(await ring.checkpoint(2), folder / "exported")
+        exported = export(await ring.checkpoint(2), folder / "exported")
         ranks = children(process)
         assert len(ranks) == LAYOUTS[layout].world_size - 1
         if layout not in TRANSPORTS:
