@@ -72,6 +72,9 @@ def test_every_service_tells_of_every_step_once_and_of_itself_live(run: Run, is_
     assert sorted({name for message in run.heard for name in message.values if not is_documented(name)}) == []
     told = Counter((message.worker, message.step) for message in run.heard if message.step > 0)
     workers = ("coordinator", "trainer", "reward", "rollout-0")
+    saves = [m for m in run.heard if "checkpoint/failed" in m.values]
+    assert [(m.worker, m.step) for m in saves] == [("coordinator", 10), ("coordinator", 20)], "a message of its own"
+    told -= Counter((m.worker, m.step) for m in saves)
     assert told == Counter({(worker, step): 1 for worker in workers for step in range(1, NUM_STEPS + 1)})
     for message in run.heard:
         if message.step > 0:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from beamline.coordinator.numbers import Numbers
     from beamline.coordinator.recorder import Recorder
     from beamline.models.chat import ChatTokenizer
+    from beamline.protocol.messages import Message
 
 
 async def main(context: ServiceContext) -> None:
@@ -44,7 +45,7 @@ async def main(context: ServiceContext) -> None:
     gauges = CoordinatorGauges(core, evaluator)
     context.gauges.append(gauges.read)
     context.status.state = WorkerState.READY
-    hearing = context.bus.subscribe(context.bus.subjects.metrics(), lambda told: numbers.hear(told, recorder))
+    hearing = context.bus.subscribe(context.bus.subjects.metrics(), lambda told: _hear(told, core, numbers, recorder))
     beside = [asyncio.create_task(loop) for loop in (_stop_on_signal(context, core), gauges.look(), hearing)]
     with _prometheus(context, numbers):
         try:
@@ -53,6 +54,13 @@ async def main(context: ServiceContext) -> None:
             for task in beside:
                 task.cancel()
             await asyncio.to_thread(recorder.close)
+
+
+async def _hear(message: "Message", core: "Core", numbers: "Numbers", recorder: "Recorder") -> None:
+    """A worker's numbers: kept first, then told to who waits for the last of them."""
+    await numbers.hear(message, recorder)
+    core.roster.record_told(message)
+    core.pulse.beat()
 
 
 async def _make_recorder(

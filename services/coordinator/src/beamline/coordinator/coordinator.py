@@ -8,6 +8,7 @@ them meet in the state and wake each other by its pulse.
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 
 from opentelemetry import trace
 
@@ -25,10 +26,12 @@ from beamline.coordinator.recorder import Recorder
 from beamline.coordinator.saver import Saver
 from beamline.coordinator.step_report import PhaseClock, group_metrics, sampling_metrics, throughput
 from beamline.protocol import messages as m
-from beamline.protocol.errors import BeamlineError
+from beamline.protocol.errors import BeamlineError, DeadlineExceeded
 
 log = logging.getLogger(__name__)
 tracer = trace.get_tracer(__name__)
+
+LAST_NUMBERS_S = 5.0
 
 
 class Coordinator:
@@ -164,6 +167,7 @@ class Coordinator:
         await self.core.commit(j.Closed())
         await self.core.release(left)
         await self.enter(m.PhaseName.DONE)
+        await self.hear_the_last()
         await asyncio.to_thread(
             self.recorder.finish,
             status="failed" if error else "stopped" if self.core.stopping else "finished",
@@ -174,6 +178,12 @@ class Coordinator:
         )
         if error:
             raise BeamlineError(f"the run has ended, and its last policy, {self.ledger.step}, is not saved: {error}")
+
+    async def hear_the_last(self) -> None:
+        """Workers tell of the last step when they hear that the run is done; the summary waits for it, not for long."""
+        missing = self.ready.missing_numbers
+        with suppress(DeadlineExceeded):
+            await self.core.pulse.when(lambda: not missing(), lambda: f"numbers of {missing()}", LAST_NUMBERS_S)
 
     async def enter(self, phase: m.PhaseName) -> None:
         """Acquire the lease for a phase of the step under way."""

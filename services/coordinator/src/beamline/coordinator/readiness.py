@@ -3,6 +3,7 @@
 import time
 
 from beamline.coordinator.core import Core
+from beamline.coordinator.numbers import OWN_STEPS
 from beamline.protocol.messages import PolicyUpdate
 
 MAX_NAMED = 4
@@ -19,6 +20,12 @@ class Readiness:
         """The trainer's update of the step or of a later one."""
         update = self._core.update
         return update if update and update.step >= step else None
+
+    def missing_numbers(self) -> str:
+        """Which live workers have yet to tell what they did in the last step; empty when all have."""
+        roster, now = self._core.roster, time.monotonic()
+        alive = [heartbeat.worker for service in OWN_STEPS for heartbeat in roster.alive(service, now)]
+        return ", ".join(worker for worker in alive if roster.owes(worker, self._core.ledger.step))
 
     def missing_groups(self) -> str:
         """What a batch still lacks, with the names of the oldest groups that nobody has answered."""

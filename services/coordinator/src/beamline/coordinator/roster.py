@@ -4,7 +4,15 @@ from enum import IntEnum
 
 import msgspec
 
-from beamline.protocol.messages import Heartbeat, LeaseReport, PolicyLoaded, PolicyPrepared, WorkerState
+from beamline.protocol.messages import (
+    Heartbeat,
+    LeaseReport,
+    Message,
+    Metrics,
+    PolicyLoaded,
+    PolicyPrepared,
+    WorkerState,
+)
 
 HEARTBEAT_DEADLINE_S = 15.0
 """A worker that was silent for longer is not waited for; it rejoins by its next heartbeat."""
@@ -43,6 +51,8 @@ class Roster:
         self._left_out: dict[str, tuple[int, str]] = {}
         self._releases: dict[WorkerKey, LeaseReport] = {}
         self._canary_gaps: dict[str, float] = {}
+        self._told: dict[str, int] = {}
+        """Newest step of which a worker has told its numbers; -1 for live ones alone."""
 
     def record_heartbeat(self, heartbeat: Heartbeat, now: float) -> None:
         """Note a sign of life; `now` in seconds of a monotonic clock."""
@@ -66,6 +76,15 @@ class Roster:
         known = self._releases.get(key)
         if known is None or report.sequence >= known.sequence:
             self._releases[key] = report
+
+    def record_told(self, message: Message) -> None:
+        """A worker's own numbers, of a step or live."""
+        if isinstance(message, Metrics):
+            self._told[message.worker] = max(message.step, self._told.get(message.worker, -1))
+
+    def owes(self, worker: str, step: int) -> bool:
+        """Whether a worker that tells numbers has yet to tell those of a step."""
+        return self._told.get(worker, step) < step
 
     def alive(self, service: str, now: float) -> list[Heartbeat]:
         """The service's workers that were heard of within HEARTBEAT_DEADLINE_S."""

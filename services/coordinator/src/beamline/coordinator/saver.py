@@ -55,6 +55,10 @@ class Saver:
         self._enter = enter
         self._when = when
         self._clock = PhaseClock()
+        self._taking = asyncio.Lock()
+        """An answer that is delivered twice may come twice at once."""
+        self._copies: dict[int, dict[str, float]] = {}
+        """What the copies have cost of saves that are not complete, by step."""
 
     async def save_if_due(self) -> None:
         """Have the newest policy kept if it is time; returns when it is copied, and may change again.
@@ -75,7 +79,7 @@ class Saver:
             await self._when(
                 lambda: self._saves.copied_step >= step, lambda: f"the trainer's copy of policy {step}", "trainer"
             )
-        await self._tell(step, self._clock.spent())
+        self._recorder.record_step(step, self._clock.spent())
 
     async def republish(self) -> None:
         """After a restart: ask again for what is not answered; broker and trainer know what they have."""
@@ -85,15 +89,20 @@ class Saver:
 
     async def take(self, message: StateCopied | CheckpointSaved) -> None:
         """An answer of the trainer's; one that was taken before changes nothing."""
+        async with self._taking:
+            await self._take(message)
+
+    async def _take(self, message: StateCopied | CheckpointSaved) -> None:
         match message:
             case StateCopied():
-                await self._tell(message.step, {"checkpoint/copy_s": message.copy_s})
+                self._copies[message.step] = {"checkpoint/copy_s": message.copy_s}
+                self._recorder.record_step(message.step, self._copies[message.step])
                 await self._core.commit(j.Copied(step=message.step))
             case CheckpointSaved() if self._saves.awaits(message):
                 if message.error:
                     log.error("policy %d was to be saved, and the run goes on without: %s", message.step, message.error)
                 # Before the journal ends the save: a coordinator that dies in between must not lose its figures.
-                await self._tell(message.step, saved_metrics(message))
+                await self._tell(message)
                 await self._core.commit(j.Saved(saved=message))
             case CheckpointSaved():
                 pass
@@ -107,7 +116,7 @@ class Saver:
             with self._clock.phase("checkpoint"):
                 await self._enter(PhaseName.CHECKPOINT)
                 await self._answered()
-            await self._tell(step, self._clock.spent())
+            self._recorder.record_step(step, self._clock.spent())
         return self._saves.error(step)
 
     def _due(self, step: int) -> tuple[bool, bool]:
@@ -152,9 +161,13 @@ class Saver:
         )
         return CoordinatorFiles(files=encode_files(cursor, kept))
 
-    async def _tell(self, step: int, values: dict[str, float]) -> None:
-        self._recorder.record_step(step, values)
-        await self._core.bus.publish(Metrics(service="coordinator", worker="coordinator", step=step, values=values))
+    async def _tell(self, message: CheckpointSaved) -> None:
+        """What a save has cost, in one message; what of it was recorded before stays as it is."""
+        values = self._copies.pop(message.step, {}) | saved_metrics(message)
+        self._recorder.record_step(message.step, values)
+        await self._core.bus.publish(
+            Metrics(service="coordinator", worker="coordinator", step=message.step, values=values)
+        )
 
 
 def _owner(step: int) -> str:
