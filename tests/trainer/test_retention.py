@@ -9,7 +9,7 @@ import pytest
 from beamline.runtime.checkpoint_manifest import MANIFEST
 from beamline.runtime.checkpoints import checkpoints_of, damage
 from beamline.trainer import retention
-from beamline.trainer.checkpoint import remove_drafts
+from beamline.trainer.checkpoint import remove_drafts, take_name
 from beamline.trainer.retention import Retention
 from made_checkpoints import make_checkpoint
 
@@ -72,3 +72,24 @@ def test_a_crash_while_removing_leaves_no_half_checkpoint(root: Path, monkeypatc
     assert not (root / "global_step_1").exists()
     assert remove_drafts(root) == [root / ".global_step_1.draft"]
     assert steps(root) == [*range(2, 9)]
+
+
+def test_a_crash_between_two_renames_gives_the_old_checkpoint_its_name_back(root: Path):
+    """Of a step that is saved anew: the old folder has another name by then, and the new one has none yet."""
+
+    class Crash(BaseException):
+        pass
+
+    class Unnameable(type(root)):
+        def rename(self, target: Path) -> Path:
+            if self.name.endswith(".draft"):
+                raise Crash
+            return super().rename(target)
+
+    old = root / "global_step_8"
+    draft = Unnameable(shutil.copytree(old, root / ".global_step_8.draft"))
+    with pytest.raises(Crash):
+        take_name(draft)
+    assert steps(root) == [*range(1, 8)]
+    assert remove_drafts(root) == [root / ".global_step_8.draft"]
+    assert damage(old) == "" and steps(root) == [*range(1, 9)]

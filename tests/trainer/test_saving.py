@@ -36,6 +36,23 @@ async def bench(tmp_path: Path):
         bench.rank.close()
 
 
+type Gates = tuple[threading.Event, threading.Event]
+
+
+@pytest.fixture
+def held_up(monkeypatch: pytest.MonkeyPatch) -> Gates:
+    """Set when a manifest is about to be written; and to be set, so that it is."""
+    writing, may_go_on, real = threading.Event(), threading.Event(), checkpoint.manifest_of
+
+    def slow_manifest(*args: object, **kwargs: object) -> bytes:
+        writing.set()
+        assert may_go_on.wait(BLOCKED_S)
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(checkpoint, "manifest_of", slow_manifest)
+    return writing, may_go_on
+
+
 def table_of(policy: Path) -> torch.Tensor:
     loaded = FakePolicy(VOCAB)
     loaded.load(policy.parent)
@@ -77,18 +94,9 @@ async def test_a_request_that_comes_again_is_answered_again_and_not_saved_twice(
     assert (bench.root / "global_step_1" / "manifest.json").stat().st_mtime_ns == manifest
 
 
-async def test_training_goes_on_while_files_are_written_and_the_next_request_waits(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-):
+async def test_training_goes_on_while_files_are_written_and_the_next_request_waits(bench: Bench, held_up: Gates):
     """The checkpoint holds the policy as it was when it was copied."""
-    writing, may_go_on, real = threading.Event(), threading.Event(), checkpoint.manifest_of
-
-    def slow_manifest(*args: object, **kwargs: object) -> bytes:
-        writing.set()
-        assert may_go_on.wait(BLOCKED_S)
-        return real(*args, **kwargs)
-
-    monkeypatch.setattr(checkpoint, "manifest_of", slow_manifest)
+    writing, may_go_on = held_up
     await bench.train(1)
     before = bench.policy.table_VV.detach().clone()
     await bench.ask(1)
@@ -173,15 +181,8 @@ async def test_a_new_trainer_removes_what_a_crash_has_left(bench: Bench, tmp_pat
     assert checkpoints.damage(bench.root / "global_step_1") == ""
 
 
-async def test_the_trainer_ends_after_what_it_is_writing(bench: Bench, monkeypatch: pytest.MonkeyPatch):
-    writing, may_go_on, real = threading.Event(), threading.Event(), checkpoint.manifest_of
-
-    def slow_manifest(*args: object, **kwargs: object) -> bytes:
-        writing.set()
-        assert may_go_on.wait(BLOCKED_S)
-        return real(*args, **kwargs)
-
-    monkeypatch.setattr(checkpoint, "manifest_of", slow_manifest)
+async def test_the_trainer_ends_after_what_it_is_writing(bench: Bench, held_up: Gates):
+    writing, may_go_on = held_up
     await bench.train(1)
     await bench.ask(1)
     assert await asyncio.to_thread(writing.wait, BLOCKED_S)

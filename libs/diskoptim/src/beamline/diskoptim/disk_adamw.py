@@ -24,7 +24,7 @@ from beamline.diskoptim.groups import Group, Params, make_groups
 from beamline.diskoptim.layout import SECTIONS, bytes_needed
 from beamline.diskoptim.state_file import AdamState, StateFile, with_sums, write_state
 from beamline.diskoptim.stream import NUM_BUFFERS, Stream
-from beamline.diskoptim.update import DeviceUpdate, HostUpdate, Scaling, plan_updates
+from beamline.diskoptim.update import DeviceUpdate, HostUpdate, Step, plan_updates
 
 BUCKET_BYTES = 256 * 2**20
 MIN_BUCKET_BYTES = 64 * 2**10
@@ -103,10 +103,9 @@ class DiskAdamW:
             Stream(present, target, self._buffers, self._io) as stream,
         ):
             norm = total_norm(gradients) * grad_scale
-            scaling = self._scaling(grad_scale, norm)
-            sums = stream.run(
-                partial(self._update, gradients=gradients, scaling=scaling, num_steps=present.num_steps + 1)
-            )
+            factors = self._factors(grad_scale, norm)
+            step = Step(gradients=gradients, factors=factors, number=present.num_steps + 1)
+            sums = stream.run(partial(self._update, step=step))
         self._generations.flip(with_sums(present.header, sums))
         return None if self.max_grad_norm is None else norm.item()
 
@@ -165,9 +164,9 @@ class DiskAdamW:
             raise DirectoryError(f"{self.directory} has no complete state: make the optimizer anew")
         return self._generations.present
 
-    def _scaling(self, grad_scale: float, norm: torch.Tensor) -> Scaling:
+    def _factors(self, grad_scale: float, norm: torch.Tensor) -> tuple[float, ...]:
         clip = 1.0 if self.max_grad_norm is None else clip_factor(norm, self.max_grad_norm)
-        return Scaling(factors=tuple(factor for factor in (grad_scale, clip) if factor != 1.0))
+        return tuple(factor for factor in (grad_scale, clip) if factor != 1.0)
 
     def _prepare(self) -> None:
         """Buffers and plan for the present generation's layout."""

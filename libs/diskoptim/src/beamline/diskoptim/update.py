@@ -15,10 +15,15 @@ from beamline.diskoptim.layout import Placement
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scaling:
-    """What gradients are multiplied by, one after the other; each rounds."""
+class Step:
+    """One optimizer step, as every bucket takes it."""
 
+    gradients: Mapping[str, torch.Tensor]
+    """Flat, by parameter."""
     factors: tuple[float, ...]
+    """What they are multiplied by, one after the other; each rounds."""
+    number: int
+    """Counted from 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +60,9 @@ class HostUpdate:
         self._plan = plan
         self._scratch = torch.empty(buffers[0].values.shape[1])
 
-    def __call__(
-        self,
-        index: int,
-        buffer: Buffer,
-        gradients: Mapping[str, torch.Tensor],
-        scaling: Scaling,
-        num_steps: int,
-    ) -> None:
-        """Update bucket `index` in place, and the parameters with it. `num_steps` counts this one."""
-        update_values(self._plan[index], buffer.values, gradients, scaling, num_steps, self._scratch)
+    def __call__(self, index: int, buffer: Buffer, step: Step) -> None:
+        """Update bucket `index` in place, and the parameters with it."""
+        update_values(self._plan[index], buffer.values, step, self._scratch)
 
 
 class DeviceUpdate:
@@ -78,46 +76,32 @@ class DeviceUpdate:
         self._scratch = torch.empty_like(self._values[0])
         self._stream = torch.cuda.Stream(device)
 
-    def __call__(
-        self,
-        index: int,
-        buffer: Buffer,
-        gradients: Mapping[str, torch.Tensor],
-        scaling: Scaling,
-        num_steps: int,
-    ) -> None:
+    def __call__(self, index: int, buffer: Buffer, step: Step) -> None:
         """As HostUpdate's. Returns when the bucket is in the buffer again; reading and writing go on meanwhile."""
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         with torch.cuda.stream(self._stream):
             self._values.copy_(buffer.values, non_blocking=True)
-            update_values(self._plan[index], self._values, gradients, scaling, num_steps, self._scratch)
+            update_values(self._plan[index], self._values, step, self._scratch)
             buffer.values.copy_(self._values, non_blocking=True)
         self._stream.synchronize()
 
 
 @torch.no_grad()
-def update_values(
-    batches: Sequence[Batch],
-    values: torch.Tensor,
-    gradients: Mapping[str, torch.Tensor],
-    scaling: Scaling,
-    num_steps: int,
-    scratch: torch.Tensor,
-) -> None:
+def update_values(batches: Sequence[Batch], values: torch.Tensor, step: Step, scratch: torch.Tensor) -> None:
     """AdamW on the parts of a bucket whose [section, capacity] is `values`; then the weights, rounded, to the
     parameters."""
     main, exp_avg, exp_avg_sq = values
-    step = torch.tensor(float(num_steps), device=values.device)
+    number = torch.tensor(float(step.number), device=values.device)
     for group, parts in batches:
         slices = [slice(part.position, part.position + part.length) for part in parts]
         mains = [main[place] for place in slices]
         torch.ops.aten._fused_adamw_(
             mains,
-            _scaled(parts, gradients, scaling, scratch),
+            _scaled(parts, step, scratch),
             [exp_avg[place] for place in slices],
             [exp_avg_sq[place] for place in slices],
             [],
-            [step] * len(parts),
+            [number] * len(parts),
             lr=group.lr,
             beta1=group.betas[0],
             beta2=group.betas[1],
@@ -131,16 +115,14 @@ def update_values(
             parameter[part.start : part.start + part.length].copy_(weights)
 
 
-def _scaled(
-    parts: Sequence[Part], gradients: Mapping[str, torch.Tensor], scaling: Scaling, scratch: torch.Tensor
-) -> list[torch.Tensor]:
+def _scaled(parts: Sequence[Part], step: Step, scratch: torch.Tensor) -> list[torch.Tensor]:
     """The gradients of the parts in float32, scaled; those that need neither are not copied."""
     scaled: list[torch.Tensor] = []
     for part in parts:
-        gradient = gradients[part.name][part.start : part.start + part.length]
-        if scaling.factors or gradient.dtype != torch.float32:
+        gradient = step.gradients[part.name][part.start : part.start + part.length]
+        if step.factors or gradient.dtype != torch.float32:
             room = scratch[part.position : part.position + part.length]
-            factors = scaling.factors
+            factors = step.factors
             if factors and gradient.dtype == torch.float32:
                 torch.mul(gradient, factors[0], out=room)
                 factors = factors[1:]

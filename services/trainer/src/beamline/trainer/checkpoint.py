@@ -26,6 +26,9 @@ from beamline.runtime.checkpoints import (
 )
 from beamline.trainer.description import describe
 
+_OLD = ".old"
+"""Ends the name of a folder that is being replaced, before the draft's own ending."""
+
 
 def begin(root: Path, step: int) -> Path:
     """An empty draft for the checkpoint of a step; what an earlier try has left there is gone."""
@@ -52,9 +55,12 @@ def seal(draft: Path, state: TrainerState, advance: Advance = lambda _: None) ->
 
 
 def take_name(draft: Path) -> Path:
-    """Give a complete draft its name, for good; what has had it is gone then."""
+    """Give a complete draft its name, for good; what has had it is gone then.
+
+    A crash between the two renames leaves no folder of that name: `remove_drafts` gives the old one its name back.
+    """
     final = draft.with_name(draft.name.removeprefix(".").removesuffix(DRAFT_SUFFIX))
-    old = draft_of(final.with_name(f"{final.name}.old"))
+    old = draft_of(final.with_name(final.name + _OLD))
     if final.exists():
         final.rename(old)
     draft.rename(final)
@@ -83,7 +89,14 @@ def discard(folder: Path) -> None:
 
 
 def remove_drafts(root: Path) -> list[Path]:
-    """Remove what crashes have left; returns what was there. For a time at which nothing is being saved."""
+    """Remove what crashes have left; returns what was there. For a time at which nothing is being saved.
+
+    What was about to be replaced, and was not, has its name again.
+    """
+    for old in root.glob(f".{STEP_PREFIX}*{_OLD}{DRAFT_SUFFIX}"):
+        final = old.with_name(old.name.removeprefix(".").removesuffix(_OLD + DRAFT_SUFFIX))
+        if not final.exists():
+            old.rename(final)
     drafts = sorted(root.glob(f".{STEP_PREFIX}*{DRAFT_SUFFIX}"))
     for draft in drafts:
         discard(draft)

@@ -1,12 +1,11 @@
 """State in host memory, updated there: the device keeps weights and gradients alone."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from beamline.diskoptim.state_file import AdamState, write_state
+from beamline.diskoptim.state_file import AdamState
 from beamline.trainer.megatron.buckets import buckets_of
 from beamline.trainer.megatron.states.adam_states import AdamWSettings
 from beamline.trainer.megatron.states.held import HeldStates
@@ -15,43 +14,25 @@ STAGE_BYTES = 64 * 1024**2
 """Gradients that come from a GPU at a time; as many again are on their way meanwhile."""
 
 
-class HostStates:
+class HostStates(HeldStates):
     """Implements `AdamStates`. Memory is page-locked where the parameters are on a GPU."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], settings: AdamWSettings) -> None:
-        self.num_steps = 0
-        self._parameters = parameters
         self._on_gpu = any(p.is_cuda for p in parameters.values())
         main = {name: self._on_host(p) for name, p in parameters.items()}
-        self._held = HeldStates.of(main, settings, pinned=self._on_gpu)
+        super().__init__(parameters, main, settings, pinned=self._on_gpu)
         self._buckets = list(buckets_of(parameters, STAGE_BYTES))
-
-    @property
-    def num_bytes(self) -> int:
-        return self._held.num_bytes
 
     def step(self, lr: float) -> None:
         for names, grads in self._staged():
-            self._held.update(names, grads, lr, self.num_steps)
-            self._write_back(names)
+            self.update(names, grads, lr)
+            self.write_back(names)
         self.num_steps += 1
         self._settle()
 
-    def read(self, name: str) -> AdamState:
-        return self._held.states[name]
-
     def load(self, states: Iterable[tuple[str, AdamState]], num_steps: int) -> None:
-        for name, state in states:
-            self._held.put(name, state)
-        self.num_steps = num_steps
-        self._write_back(list(self._parameters))
+        super().load(states, num_steps)
         self._settle()
-
-    def write(self, folder: Path, stem: str) -> None:
-        write_state(folder, stem, self._held.states.items(), self.num_steps)
-
-    def close(self) -> None:
-        """Nothing is held but memory."""
 
     def _on_host(self, parameter: Tensor) -> Tensor:
         copy = torch.empty(parameter.shape, dtype=torch.float32, pin_memory=self._on_gpu)
@@ -76,9 +57,9 @@ class HostStates:
         arrived.record()
         return copies, arrived
 
-    def _write_back(self, names: Sequence[str]) -> None:
+    def write_back(self, names: Sequence[str]) -> None:
         for name in names:
-            self._parameters[name].data.copy_(self._held.states[name].main, non_blocking=True)
+            self._parameters[name].data.copy_(self._states[name].main, non_blocking=True)
 
     def _settle(self) -> None:
         """Main weights may change again once they have left."""
