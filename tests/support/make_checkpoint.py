@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from beamline.runtime.checkpoints import POLICY, TrainerState
 from beamline.runtime.model_identity import ModelIdentity
-from beamline.trainer import checkpoint
+from saved_checkpoint import save
 
 WEIGHTS = "model.safetensors"
 
@@ -28,7 +28,7 @@ def main(model: Path, root: Path, step: int, tensor: str = "") -> None:
 
     identity = ModelIdentity.of(model)
     state = TrainerState(step=step, dtype="float32", model=identity, layout={}, optimizer={})
-    checkpoint.save(root, model, state, write)
+    save(root, model, state, write)
 
 
 if __name__ == "__main__":

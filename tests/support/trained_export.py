@@ -18,7 +18,6 @@ from beamline.algorithms.losses import PolicyLoss
 from beamline.models import tiny
 from beamline.runtime.checkpoints import POLICY, TrainerState
 from beamline.runtime.model_identity import ModelIdentity
-from beamline.trainer import checkpoint
 from beamline.trainer.megatron import distributed
 from beamline.trainer.megatron.build import build_model
 from beamline.trainer.megatron.distributed import Layout, Ranks
@@ -26,6 +25,7 @@ from beamline.trainer.megatron.optimizer import AdamWSettings
 from beamline.trainer.megatron.policy import MegatronPolicy
 from beamline.trainer.train_step import StepConfig, train_step
 from beamline.trainer.weights_out import write_safetensors
+from saved_checkpoint import save
 from trainer_batches import batch
 
 BEAMLINE = Path(__file__).parents[2] / "bin/beamline"
@@ -60,7 +60,7 @@ def export(name: str, directory: Path) -> None:
             step=NUM_STEPS, dtype="float32", model=ModelIdentity.of(start), layout={}, optimizer={"state": "device"}
         )
         checkpoints = directory / f"{kind}-checkpoints"
-        checkpoint.save(checkpoints, start, state, write)
+        save(checkpoints, start, state, write)
         subprocess.run([BEAMLINE, "export", checkpoints / "latest", directory / kind], check=True)
     generator = torch.Generator().manual_seed(SEED)
     tokens = torch.randint(spec.vocab_size, (NUM_SEQUENCES, NUM_TOKENS), generator=generator)

@@ -20,6 +20,7 @@ from beamline.trainer import checkpoint
 from beamline.trainer.description import describe
 from beamline.trainer.fake_policy import FakePolicy
 from beamline.trainer.weights_out import DISK_ERRORS, write_safetensors
+from saved_checkpoint import save
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def state_of(step: int, model_dir: Path) -> TrainerState:
 @pytest.fixture
 def root(tmp_path: Path, model_dir: Path) -> Path:
     for step in (1, 2):
-        checkpoint.save(tmp_path / "ckpt", model_dir, state_of(step, model_dir), FakePolicy(5, seed=step).save)
+        save(tmp_path / "ckpt", model_dir, state_of(step, model_dir), FakePolicy(5, seed=step).save)
     return tmp_path / "ckpt"
 
 
@@ -58,7 +59,7 @@ def test_a_saved_checkpoint_is_whole_and_the_newest_is_latest(root: Path, model_
 
 
 def test_a_step_that_is_saved_again_takes_the_place_of_the_first(root: Path, model_dir: Path):
-    checkpoint.save(root, model_dir, state_of(2, model_dir), FakePolicy(5, seed=99).save)
+    save(root, model_dir, state_of(2, model_dir), FakePolicy(5, seed=99).save)
     assert checkpoints.damage(root / "global_step_2") == ""
     loaded = FakePolicy(5)
     loaded.load(root / "global_step_2")
@@ -88,7 +89,7 @@ def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_it_offered(r
 
 def test_a_damaged_checkpoint_is_written_anew(root: Path, model_dir: Path):
     (root / "global_step_2" / "policy" / "model.safetensors").write_bytes(b"")
-    checkpoint.save(root, model_dir, state_of(2, model_dir), FakePolicy(5, seed=2).save)
+    save(root, model_dir, state_of(2, model_dir), FakePolicy(5, seed=2).save)
     assert checkpoints.damage(root / "global_step_2") == ""
 
 
@@ -148,7 +149,7 @@ def test_a_checkpoint_is_on_disk_before_it_has_its_name(
         real(descriptor)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    folder = checkpoint.save(tmp_path / "ckpt", model_dir, state_of(1, model_dir), FakePolicy(5).save)
+    folder = save(tmp_path / "ckpt", model_dir, state_of(1, model_dir), FakePolicy(5).save)
     written = {path.name for path in folder.rglob("*")} - {"manifest.json"}
     before, after = synced[: synced.index("manifest.json")], synced[synced.index("manifest.json") :]
     assert set(before) == {*written, ".global_step_1.draft"}

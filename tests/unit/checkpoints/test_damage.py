@@ -9,7 +9,7 @@ import pytest
 
 from beamline.protocol.errors import WeightError
 from beamline.runtime.checkpoint_manifest import MANIFEST, Unusable, decode_manifest
-from beamline.runtime.checkpoints import checkpoints_of, damage, newest, resolve
+from beamline.runtime.checkpoints import checkpoints_of, damage, resolve
 from beamline.runtime.verification import Verification
 from made_checkpoints import BUCKET_BYTES, CONFIG, STATE, make_checkpoint
 
@@ -135,16 +135,8 @@ def test_resolve_takes_one_or_the_newest_of_all(root: Path, tmp_path: Path):
 def test_the_newest_is_the_one_that_was_made_last(root: Path):
     """A run that went on from step 1 makes step 2 anew; the older step 3 is of a past that is over."""
     make_checkpoint(root, 2)
-    assert resolve(root) == newest(root) == root / "global_step_2"
+    assert resolve(root) == root / "global_step_2"
     assert [facts.step for facts in checkpoints_of(root)] == [2, 3, 1]
-
-
-def test_the_newest_whole_one_is_found_past_damaged_ones(root: Path, tmp_path: Path):
-    flip(root / "global_step_3" / "ledger.json")
-    (root / "global_step_2" / MANIFEST).unlink()
-    assert newest(root) == root / "global_step_1"
-    assert newest(root, deep=False) == root / "global_step_3"
-    assert newest(tmp_path / "nowhere") is None
 
 
 def test_facts_of_each_checkpoint(root: Path):

@@ -128,11 +128,6 @@ def resolve(path: Path, *, model: Path | None = None, deep: bool = True, advance
     raise WeightError(f"checkpoint {folder} cannot be used: {wrong}; {offer}")
 
 
-def newest(root: Path, *, model: Path | None = None, deep: bool = True) -> Path | None:
-    """The newest checkpoint that is whole; what is damaged is passed over."""
-    return next((folder for folder in _newest_first(root) if not damage(folder, deep, model=model)), None)
-
-
 def checkpoints_of(root: Path) -> list[CheckpointFacts]:
     """All checkpoints, newest first, and then what is being written or was left by a crash."""
     latest = (root / LATEST).resolve() if (root / LATEST).is_symlink() else None

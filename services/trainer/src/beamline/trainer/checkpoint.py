@@ -8,7 +8,6 @@ moves after that. A crash in between leaves a draft, which the next save or star
 
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -24,7 +23,6 @@ from beamline.runtime.checkpoints import (
     draft_of,
     step_folder,
 )
-from beamline.trainer.description import describe
 
 _OLD = ".old"
 """Ends the name of a folder that is being replaced, before the draft's own ending."""
@@ -67,19 +65,6 @@ def take_name(draft: Path) -> Path:
     sync_file(final.parent)
     discard(old)
     return final
-
-
-def save(root: Path, model_dir: Path, state: TrainerState, write: Callable[[Path], None]) -> Path:
-    """Write the checkpoint of `state.step` and return its folder.
-
-    Args:
-        model_dir: Hugging Face directory whose configuration and tokenizer the policy takes over.
-        write: writes weights and optimizer into a folder (`Policy.save`).
-    """
-    draft = begin(root, state.step)
-    describe(model_dir, draft / POLICY, state.dtype)
-    write(draft)
-    return seal(draft, state)
 
 
 def discard(folder: Path) -> None:
