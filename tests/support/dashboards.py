@@ -106,8 +106,10 @@ class Chromium:
 
 async def rows_of(page: Page, chart: str) -> list[dict[str, Any]]:
     """The data of a chart as its table shows it; numbers as numbers."""
-    await page.locator(f"figure[data-chart='{chart}'] details > summary").click()
-    header, *rows = await table(page, f"figure[data-chart='{chart}'] table")
+    figure = f"figure[data-chart='{chart}']"
+    await page.locator(f"{figure} details > summary").click()
+    await page.locator(f"{figure} thead tr").wait_for(state="attached")  # the page fills it after the click's event
+    header, *rows = await table(page, f"{figure} table")
     return [{name: _number(cell) for name, cell in zip(header, row, strict=True)} for row in rows]
 
 
