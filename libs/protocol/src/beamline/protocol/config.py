@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from beamline.protocol.algorithm_config import AlgorithmSection
 from beamline.protocol.environment_config import EnvironmentSection
+from beamline.protocol.lora_config import LoraSection
 from beamline.protocol.reward_config import GRADERS, RewardSection
 from beamline.protocol.section import (
     NonNegative,
@@ -47,6 +48,7 @@ class ModelSection(Section, kw_only=True):
     path: str = ""
     """Hugging Face directory, or `asset:NAME` for one that ships with beamline.models."""
     dtype: str = "float32"
+    lora: LoraSection = LoraSection()
 
 
 class EvalSet(Section, kw_only=True):
@@ -99,6 +101,7 @@ class SamplingSection(Section, kw_only=True):
 
 class EngineSection(Section, kw_only=True):
     kv_cache_mib: Positive = 256
+    """Of a rank's key-value cache and, with LoRA, of its adapter slots."""
     max_num_seqs: Positive = 256
     max_num_batched_tokens: Positive = 4096
     block_size: Positive = 32
@@ -110,6 +113,11 @@ class EngineSection(Section, kw_only=True):
     shared_parameters: bool = False
     """Parameters are views of the trainer's shared memory, so that nothing is copied. On a CPU that leaves them
     unpacked, and decoding is slower: docs/weights.md has the number."""
+    adapter_slots: Annotated[int, Meta(ge=2)] = 2
+    """With LoRA: versions of the adapters that are held at once, one of which is being loaded at times. Their memory is
+    taken from `kv_cache_mib`."""
+    max_expert_lora_rank: NonNegative = 0
+    """With LoRA: the rank for which an expert's slots have room; 0 takes the run's. Needs no more than that."""
 
     def __post_init__(self) -> None:
         if self.block_size % 32:
@@ -290,6 +298,13 @@ class RunConfig(Section, kw_only=True):
             raise ValueError(
                 f"rollout.engine.shared_parameters needs the trainer's shared memory, weights.transport={transport} "
                 "has none: use weights.transport=shm"
+            )
+        if self.rollout.engine.shared_parameters and self.model.lora.is_on:
+            raise ValueError("rollout.engine.shared_parameters has no use with model.lora.rank: adapters are small")
+        if self.weights.pause == "overlap" and not self.model.lora.is_on:
+            raise ValueError(
+                "weights.pause=overlap needs adapters, of which an engine holds several versions, and model.lora.rank "
+                "is 0: use keep, drain or abort"
             )
 
     @property

@@ -3,7 +3,7 @@
 from beamline.protocol.section import Positive, PositiveFloat, Section, check_choice
 
 TRANSPORTS = ("auto", "shm", "cuda_ipc", "nixl", "checkpoint")
-PAUSES = ("keep", "drain", "abort")
+PAUSES = ("keep", "drain", "abort", "overlap")
 ABORTED = ("continue", "drop")
 
 
@@ -14,7 +14,8 @@ class WeightsSection(Section, kw_only=True):
     """Of the checkpoint transport; empty is `<run folder>/weights`."""
     pause: str = "keep"
     """What becomes of samples under way when a policy is activated. keep: they go on under the new one, and their
-    version spans say from which token. drain: they end first. abort: they are cut off, see `aborted`."""
+    version spans say from which token. drain: they end first. abort: they are cut off, see `aborted`.
+    overlap, with LoRA alone: they end under the adapters that they began with, beside new ones under the new."""
     aborted: str = "continue"
     """continue: what was sampled so far is the beginning of a new request. drop: the group is sampled anew."""
     deadline_s: PositiveFloat = 120.0

@@ -1,0 +1,1 @@
+"""Adapters in the engine: slots for several versions, filled from memory, applied without being merged."""
