@@ -6,7 +6,7 @@ Models and tokens are those of `make_references`, adapters those of `tests/suppo
 `tests/support/lora_variants`. For S sequences of T tokens:
 
     tokens                        int64  [S, T]
-    <variant>.logprobs            f32    [S, T - 1]  log-probability of each next token
+    <variant>.logprobs            f32    [S, T - 1]  log-probability of each next token, worked out in float64
     <variant>.loss                f32    []          mean of -logprobs
     <variant>.grad.<name>         f32                of the loss, for some tensors of the adapters: s dW A^T of a B, and
                                                      s B^T dW of an A, which is this module's share where A is shared
@@ -75,14 +75,17 @@ def _make(base: Path, target: Path, lora: LoraSection, name: str) -> dict[str, t
     adapters = adapters_of(dict(spec.shapes()), lora, spec.num_experts_per_tok)
     tensors = made(adapters)
     save_arrays(merged(load_arrays(base / "model.safetensors"), adapters, tensors), target / "model.safetensors")
-    model = _load(target, torch.float32)
+    # These adapters are large: in float32 the reference itself would be off by more than what is compared.
+    model = _load(target, torch.float64)
     forward = _forward(model)
     forward["loss"].backward()
     found = {"logprobs": forward["logprobs"].detach(), "loss": forward["loss"].detach()}
     for adapter in adapters:
         if adapter.module in MODULES:
-            found |= _gradients(model, adapter, {key: torch.from_numpy(tensors[key]) for key in adapter.shapes})
-    return found
+            found |= _gradients(
+                model, adapter, {key: torch.from_numpy(tensors[key]).double() for key in adapter.shapes}
+            )
+    return {key: values.float() for key, values in found.items()}
 
 
 def _gradients(model: torch.nn.Module, adapter: Adapter, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

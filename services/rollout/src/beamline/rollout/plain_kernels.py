@@ -4,6 +4,7 @@ vLLM packs linears and experts into its kernels' own layouts, which is faster bu
 process could write.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -40,13 +41,12 @@ class PlainExperts(CPUUnquantizedExperts):
         top_k, ids = topk_ids.shape[1], topk_ids.flatten()
         order = torch.argsort(ids, stable=True)
         tokens = order // top_k
-        weights = topk_weights.flatten()[order].unsqueeze(1)
         counts = torch.bincount(ids, minlength=len(w1)).tolist()
         inputs = hidden_states[tokens].split(counts)
         products = [
-            F.linear(_silu_and_mul(F.linear(x, w1[expert])), w2[expert]) for expert, x in enumerate(inputs) if len(x)
+            F.linear(silu_and_mul(F.linear(x, w1[expert])), w2[expert]) for expert, x in enumerate(inputs) if len(x)
         ]
-        output.zero_().index_add_(0, tokens, (torch.cat(products) * weights).to(output.dtype))
+        add_weighted(output, products, tokens, topk_weights.flatten()[order])
 
 
 def keep_plain(model: nn.Module) -> None:
@@ -55,14 +55,29 @@ def keep_plain(model: nn.Module) -> None:
         method: Any = getattr(module, "quant_method", None)
         if isinstance(method, UnquantizedLinearMethod | UnquantizedEmbeddingMethod):
             method.process_weights_after_loading = _use_torch
-        elif isinstance(method, UnquantizedFusedMoEMethod):
-            method.experts_cls = PlainExperts
+    use_experts(model, PlainExperts)
+
+
+def use_experts(model: nn.Module, experts: type[PlainExperts]) -> None:
+    """Have a model that was just loaded compute its experts by this class."""
+    for module in model.modules():
+        method: Any = getattr(module, "quant_method", None)
+        if isinstance(method, UnquantizedFusedMoEMethod):
+            method.experts_cls = experts
+
+
+def add_weighted(
+    output: torch.Tensor, products: Sequence[torch.Tensor], tokens: torch.Tensor, weights: torch.Tensor
+) -> None:
+    """Make the output [T, C] the weighted sum of its tokens' rows: products [N, C], `tokens` and weights [N]."""
+    output.zero_().index_add_(0, tokens, (torch.cat(list(products)) * weights.unsqueeze(1)).to(output.dtype))
+
+
+def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """SwiGLU of rows whose first half is the gate."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up
 
 
 def _use_torch(layer: Any) -> None:
     layer.cpu_linear = F.linear
-
-
-def _silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    gate, up = gate_up.chunk(2, dim=-1)
-    return F.silu(gate) * up

@@ -15,6 +15,7 @@ from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from beamline.protocol.config import EngineSection
 from beamline.rollout import cpu_norm
 from beamline.rollout.late_outputs import LateOutputsScheduler
+from beamline.rollout.lora.budget import SlotPlan
 from beamline.rollout.weight_loader import LOAD_FORMAT
 
 WORKER = "beamline.rollout.engine_worker.EngineWorker"
@@ -43,9 +44,14 @@ class RanksExecutor(MultiprocExecutor):
 
 
 def engine_args(
-    model_path: Path, dtype: str, max_model_tokens: int, config: EngineSection, settings: dict[str, Any]
+    model_path: Path,
+    dtype: str,
+    max_model_tokens: int,
+    config: EngineSection,
+    settings: dict[str, Any],
+    slots: SlotPlan | None,
 ) -> AsyncEngineArgs:
-    """Arguments of an engine; `settings` are for its ranks."""
+    """Arguments of an engine; `settings` are for its ranks. Raises ConfigError where `slots` leave no memory."""
     single, cpu = config.tensor_parallel * config.pipeline_parallel == 1, current_platform.is_cpu()
     return AsyncEngineArgs(
         model=str(model_path),
@@ -55,14 +61,17 @@ def engine_args(
         max_model_len=max_model_tokens,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
-        kv_cache_memory_bytes=config.kv_cache_mib << 20,
+        kv_cache_memory_bytes=slots.kv_cache_bytes(config) if slots else config.kv_cache_mib << 20,
         block_size=config.block_size,
         enable_prefix_caching=config.prefix_caching,
         tensor_parallel_size=config.tensor_parallel,
         pipeline_parallel_size=config.pipeline_parallel,
         distributed_executor_backend=InProcessExecutor if single and cpu else RanksExecutor,
         worker_cls=WORKER,
-        additional_config=settings,
+        enable_lora=slots is not None,
+        max_loras=slots.num_slots if slots else 1,
+        max_lora_rank=cast(Any, slots.dense_rank if slots else 1),
+        additional_config={**settings, "lora": slots and slots.settings},
         scheduler_cls=LateOutputsScheduler,
         async_scheduling=False,
         logprobs_mode="processed_logprobs",

@@ -12,8 +12,9 @@ from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.platforms import current_platform
 
 from beamline.rollout.direct_load import DirectLoad
+from beamline.rollout.lora.experts import LoraExperts
 from beamline.rollout.needs_recorder import Need, NeedsRecorder
-from beamline.rollout.plain_kernels import keep_plain
+from beamline.rollout.plain_kernels import keep_plain, use_experts
 
 LOAD_FORMAT = "beamline"
 """What vLLM calls it."""
@@ -37,7 +38,10 @@ class RecordingLoader(DefaultModelLoader):
         super().load_weights(model, model_config)
         needs = model.beamline_needs = self._recorder.needs
         settings: Any = get_current_vllm_config().additional_config
-        if settings["shared_parameters"]:
+        if settings["lora"]:
+            if current_platform.is_cpu():
+                use_experts(model, LoraExperts)
+        elif settings["shared_parameters"]:
             keep_plain(model)
         elif current_platform.is_cpu():
             model.beamline_direct = DirectLoad(model, needs, self._loaded, model_config.dtype)
