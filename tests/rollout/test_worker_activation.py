@@ -13,7 +13,7 @@ from beamline.protocol.blobs import Trajectories, VersionSpan, decode_blob
 from beamline.protocol.errors import Retryable
 from beamline.protocol.weights_config import WeightsSection
 from beamline.rollout.activation import pause_of
-from beamline.rollout.engine import EngineError, Pause
+from beamline.rollout.engine import EngineError, Pause, Scored
 from beamline.rollout.fake_engine import FakeEngine
 from rollout_bench import Bench, Turns, closed, opened
 from rollout_messages import prompt_group
@@ -163,11 +163,11 @@ async def test_a_group_that_ends_while_its_policy_is_on_trial_waits_for_the_verd
     begun, go_on = asyncio.Event(), asyncio.Event()
 
     class SlowlyScoring(FakeEngine):
-        async def score(self, tokens: Sequence[int]) -> list[float]:
+        async def score(self, tokens: Sequence[int], policy: Scored = "served") -> list[float]:
             if self.policy_version == 1:
                 begun.set()
                 await go_on.wait()
-            return await super().score(tokens)
+            return await super().score(tokens, policy)
 
     bench = Bench(SlowlyScoring(drifted={1} if drifted else ()), folder)
     await bench.update(0)

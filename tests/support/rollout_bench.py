@@ -37,6 +37,7 @@ class Bench:
         sampler: Sampler | None = None,
         pause: Pause = "keep",
         deadline_s: float = 60.0,
+        canary_first: bool = False,
     ) -> None:
         self.engine, self.folder = engine, folder
         self.blobs = blobs or MemoryBlobStore()
@@ -51,6 +52,7 @@ class Bench:
             deadline_s=deadline_s,
             canary_tolerance=1e-3,
             exact=exact,
+            canary_first=canary_first,
         )
         self.policies = PolicySync(
             worker="rollout-0",

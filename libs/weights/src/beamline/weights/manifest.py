@@ -187,6 +187,15 @@ class WeightManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         ]
         return xxhash.xxh3_128_hexdigest(msgspec.msgpack.encode((len(self.places), rows)))
 
+    @property
+    def contents(self) -> frozenset[tuple[object, ...]]:
+        """What makes weights the same ones, wherever they lie."""
+        return frozenset(
+            (tensor.name, tensor.dtype, piece.start, piece.shape, piece.checksum)
+            for tensor in self.tensors
+            for piece in tensor.pieces
+        )
+
     def encode(self) -> bytes:
         return _encoder.encode(self)
 

@@ -18,6 +18,9 @@ from beamline.weights.manifest import WeightManifest
 
 tracer = trace.get_tracer(__name__)
 
+SLOT_SHARE = 0.5
+"""Of the time that a policy has to be prepared: for requests to leave a slot for its adapters."""
+
 FAILURES = (WeightError, BlobError, DeadlineExceeded)
 """What keeps a policy from being served. Anything else ends the process."""
 
@@ -42,6 +45,8 @@ class Activation:
         exact: whether every log-probability of the canary must agree, as in float32. In a lower precision the median
             counts: where a router's scores nearly tie, engine and trainer send a token to other experts, and single
             log-probabilities differ by whole units.
+        canary_first: whether the engine can score a staged policy, as it can adapters: then none is served before its
+            canary agrees.
     """
 
     def __init__(
@@ -54,6 +59,7 @@ class Activation:
         deadline_s: float,
         canary_tolerance: float,
         exact: bool,
+        canary_first: bool,
     ) -> None:
         self._engine = engine
         self._blobs = blobs
@@ -62,6 +68,7 @@ class Activation:
         self._deadline_s = deadline_s
         self._canary_tolerance = canary_tolerance
         self._gap_of = max if exact else median
+        self._canary_first = canary_first
         self._staged: WeightManifest | None = None
         self._served: WeightManifest | None = None
 
@@ -77,7 +84,7 @@ class Activation:
             if self._staged is not None:
                 self._staged = None
                 await self._engine.drop_staged()
-            return await self._stage(await self._manifest_of(update))
+            return await self._stage(await self._manifest_of(update), SLOT_SHARE * self._deadline_s)
 
     async def recognise(self, update: PolicyUpdate) -> None:
         """Accept a policy that is not newer than the served one if it is that one; nothing is loaded.
@@ -92,7 +99,7 @@ class Activation:
             raise WeightError(f"policy {version} is stale: policy {served} is served")
         async with self._within(f"the manifest of policy {version}"):
             manifest = await self._manifest_of(update)
-        if _weights_of(manifest) != _weights_of(self._served):
+        if manifest.contents != self._served.contents:
             raise WeightError(f"policy {version} is served with other weights: a new policy needs a new version")
         self._served = manifest  # its owner may have been started anew: the way back leads there from now on
 
@@ -109,14 +116,14 @@ class Activation:
         return activated
 
     async def _put_back(self) -> str:
-        """Serve the policy before, whose weights its transport keeps; says how it went."""
+        """Serve the policy before, whose weights its transport keeps, or a slot for adapters; says how it went."""
         before, manifest = self._readiness.served, self._served
         if before is None or manifest is None:
             return "no policy is served before it"
         try:
             async with self._within(f"the weights of policy {before.policy_version} to be fetched once more"):
-                await self._stage(manifest)
-            error = (await self._try_out(before, "keep")).error
+                await self._stage(manifest, 0.0)
+            error = (await self._try_out(before, "overlap" if self._pause == "overlap" else "keep")).error
         except FAILURES as gone:
             error = str(gone)
         if error:
@@ -127,14 +134,17 @@ class Activation:
         return f"policy {before.policy_version} is served on"
 
     async def _try_out(self, update: PolicyUpdate, pause: Pause) -> Activated:
-        """Activate what is prepared and check it; where that fails, whatever was sampled from it is void."""
+        """Activate what is prepared and check it, before or after; where that fails, what was sampled of it is void."""
         version, gap = update.policy_version, math.inf
         self._staged = None
         self._readiness.try_out(version)
         try:
             async with self._within(f"policy {version} to be activated (weights.pause: {pause})"):
-                await self._engine.activate_weights(pause)
+                if not self._canary_first:
+                    await self._engine.activate_weights(pause)
                 gap = await self._canary_gap(update)
+                if self._canary_first and gap <= self._canary_tolerance:
+                    await self._engine.activate_weights(pause)
             if gap <= self._canary_tolerance:
                 return Activated(gap)
             error = (
@@ -154,7 +164,7 @@ class Activation:
             raise WeightError(
                 f"its canary has {len(canary.tokens)} tokens and {len(canary.logprobs)} log-probabilities"
             )
-        logprobs = await self._engine.score(canary.tokens)
+        logprobs = await self._engine.score(canary.tokens, "staged" if self._canary_first else "served")
         gaps = [abs(a - b) for a, b in zip(logprobs, canary.logprobs, strict=True)]
         return self._gap_of(gaps) if all(map(math.isfinite, gaps)) else math.inf
 
@@ -166,8 +176,8 @@ class Activation:
             )
         return manifest
 
-    async def _stage(self, manifest: WeightManifest) -> int:
-        num_bytes = await self._engine.stage_weights(manifest)
+    async def _stage(self, manifest: WeightManifest, slot_wait_s: float) -> int:
+        num_bytes = await self._engine.stage_weights(manifest, slot_wait_s)
         self._staged = manifest
         told = {"beamline.policy_version": manifest.policy_version, "beamline.num_bytes": num_bytes}
         trace.get_current_span().set_attributes(told)
@@ -182,16 +192,7 @@ def pause_of(weights: WeightsSection) -> Pause:
     match weights.pause, weights.aborted:
         case "abort", "continue":
             return "continue"
-        case "keep" | "drain" | "abort" as pause, _:
+        case "keep" | "drain" | "abort" | "overlap" as pause, _:
             return pause
         case _:
             raise AssertionError(f"weights.pause={weights.pause!r} was checked when it was read")
-
-
-def _weights_of(manifest: WeightManifest) -> set[tuple[object, ...]]:
-    """What makes weights the same ones, wherever they lie."""
-    return {
-        (tensor.name, tensor.dtype, piece.start, piece.shape, piece.checksum)
-        for tensor in manifest.tensors
-        for piece in tensor.pieces
-    }

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from beamline.weights.manifest import WeightManifest
 
 
-type Pause = Literal["keep", "drain", "abort", "continue"]
+type Pause = Literal["keep", "drain", "abort", "continue", "overlap"]
+type Scored = Literal["served", "staged", "base"]
+"""With adapters: those that are served, those that are staged, or none."""
 
 
 class EngineError(BeamlineError):
@@ -89,11 +91,18 @@ class Engine(Protocol):
         """
         ...
 
-    async def stage_weights(self, manifest: "WeightManifest") -> int:
+    async def stage_weights(self, manifest: "WeightManifest", slot_wait_s: float = 0.0) -> int:
         """Fetch and verify another policy beside the one that is served; returns the bytes that all ranks fetched.
 
-        It takes the place of what was staged before. Raises WeightError for weights that are damaged, late or not this
-        model's; nothing is staged then, and the old policy is served on.
+        It takes the place of what was staged before. Adapters that a slot still holds, because they were served
+        before, are not fetched again.
+
+        Args:
+            slot_wait_s: how long to wait for requests to leave a slot for adapters.
+
+        Raises:
+            WeightError: weights that are damaged, late or not this model's; or adapters for which no slot is free.
+                Nothing is staged then, and the old policy is served on.
         """
         ...
 
@@ -106,7 +115,8 @@ class Engine(Protocol):
             pause: what becomes of samples under way. "keep": they go on with the new policy, and their spans say so.
                 "drain": it is waited for them, but not while memory is released, for then they cannot end. "abort":
                 they come back as they are, with finish reason ABORT; "continue": likewise, but each is taken up again,
-                as a request that begins with what it had.
+                as a request that begins with what it had. "overlap", of adapters alone: their requests end with the
+                policy that they began with, beside those of the new one, and no token waits.
         """
         ...
 
@@ -114,10 +124,13 @@ class Engine(Protocol):
         """Let go of a staged policy that is not to be activated."""
         ...
 
-    async def score(self, tokens: list[int]) -> list[float]:
+    async def score(self, tokens: list[int], policy: Scored = "served") -> list[float]:
         """Log-probabilities of tokens 1 to n-1 given what precedes each, at temperature 1, without any cache.
 
         Works while memory is released: the few blocks that it needs are borrowed and given back.
+
+        Args:
+            policy: others than "served" need adapters.
         """
         ...
 

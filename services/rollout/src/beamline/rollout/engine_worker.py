@@ -16,6 +16,8 @@ from vllm.platforms import current_platform
 from vllm.utils.import_utils import resolve_obj_by_qualname
 
 from beamline.rollout.late_outputs import StepNotes
+from beamline.rollout.lora.rank_adapters import RankAdapters
+from beamline.rollout.lora.slots import LoraSlots, prepare
 from beamline.rollout.rank_weights import RankWeights, tensors_of
 from beamline.rollout.resident_pages import drop_pages, give_back_heap, resident_bytes, resident_bytes_in
 from beamline.rollout.route_capture import ROWS, RouteCapture
@@ -39,15 +41,15 @@ class EngineWorker(_Worker):
         _unlink_segments(get_pp_group().device_communicator)
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        super().load_model(*args, **kwargs)
         settings, runner = self.vllm_config.additional_config, self.model_runner
+        if settings["lora"]:
+            prepare(runner, settings["lora"])
+        super().load_model(*args, **kwargs)
+        self.lora_slots = LoraSlots(runner.lora_manager, runner.lora_manager.adapters) if settings["lora"] else None
         self._policy_version: int = settings["policy_version"]
         self._routes = RouteCapture(runner) if settings["routed_experts"] else None
         rank = f"rank {self.rank} of {self.parallel_config.world_size}"
-        needs = needs_of(runner.model)
-        self._weights = RankWeights(needs, str(runner.dtype).removeprefix("torch."), rank)
-        self._direct = direct_of(runner.model)
-        self._shared = SharedParameters(runner.model, needs) if settings["shared_parameters"] else None
+        self._take_policies(rank)
         if not get_pp_group().is_first_rank:
             # vLLM makes the buffers that a stage receives into while it measures memory, which is skipped on a CPU.
             runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
@@ -56,16 +58,43 @@ class EngineWorker(_Worker):
             if self._routes is not None:
                 runner.intermediate_tensors.tensors[ROWS] = self._routes.rows
 
+    def _take_policies(self, rank: str) -> None:
+        """Make ready for policies: of the model's parameters, or of adapters where it has slots for them."""
+        settings, runner = self.vllm_config.additional_config, self.model_runner
+        dtype = str(runner.dtype).removeprefix("torch.")
+        self._direct, self._shared, self._adapters = None, None, None
+        if self.lora_slots is not None:
+            held = dict.fromkeys(self.lora_slots.needs, dtype)
+            self._weights = RankWeights(self.lora_slots.needs, held, dtype, rank)
+            self._adapters = RankAdapters(self.lora_slots, self._weights, runner.device)
+            return
+        needs = needs_of(runner.model)
+        held = {name: need.dtype for name, need in needs.items()}
+        self._weights = RankWeights({name: need.boxes for name, need in needs.items()}, held, dtype, rank)
+        self._direct = direct_of(runner.model)
+        self._shared = SharedParameters(runner.model, needs) if settings["shared_parameters"] else None
+
     def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
         output = super().sample_tokens(*args, **kwargs)
         if output.req_ids:
-            routes, version = self._routes, self._policy_version
-            output.aux_output_connector_output = routes.take(version) if routes else StepNotes(version)
+            routes, versions = self._routes, self._versions_of_batch()
+            output.aux_output_connector_output = routes.take(versions) if routes else StepNotes(versions)
         return output
 
-    def beamline_stage(self, manifest: bytes, wait_s: float) -> int | str | None:
-        """Begin to fetch a policy; answers as `beamline_staged`."""
-        self._weights.start(manifest)
+    def _versions_of_batch(self) -> list[int]:
+        """The policy of each request of the step that has just run."""
+        batch = self.model_runner.input_batch
+        if self._adapters is None:
+            return [self._policy_version] * batch.num_reqs
+        return self._adapters.versions_of(batch.request_lora_mapping[: batch.num_reqs].tolist())
+
+    def beamline_stage(self, wait_s: float, manifest: bytes, slot: int | None = None) -> int | str | None:
+        """Begin to fetch a policy, adapters into a slot; answers as `beamline_staged`."""
+        if self._adapters is None:
+            self._weights.start(manifest)
+        else:
+            assert slot is not None, "adapters are staged into a slot"
+            self._adapters.start(manifest, slot)
         return self._weights.answer(wait_s)
 
     def beamline_staged(self, wait_s: float) -> int | str | None:
@@ -75,6 +104,11 @@ class EngineWorker(_Worker):
     def beamline_drop(self) -> None:
         """Let go of what is staged or being fetched."""
         self._weights.drop()
+
+    def beamline_bind(self, bindings: list[list[int]]) -> None:
+        """What the ids of adapters stand for from the next step on."""
+        assert self._adapters is not None, "the engine has no adapters"
+        self._adapters.bind(bindings)
 
     def beamline_activate(self) -> None:
         """Make what is staged the parameters: by pointing them at it, else in place and packed as the device packs."""

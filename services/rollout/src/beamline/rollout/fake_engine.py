@@ -8,13 +8,14 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Collection, Sequence
 
+import msgspec
 import numpy as np
 
 from beamline.models.routing import RoutingShape
 from beamline.protocol.blobs import VersionSpan
 from beamline.protocol.errors import Rejected, WeightError
 from beamline.protocol.messages import FinishReason, PromptGroup
-from beamline.rollout.engine import Completion, MemoryReport, Pause
+from beamline.rollout.engine import Completion, MemoryReport, Pause, Scored
 from beamline.rollout.engine_meter import EngineMeter
 from beamline.weights.manifest import WeightManifest
 
@@ -35,6 +36,12 @@ async def at_once(_what: str, _version: int) -> None:
 def token_logprob(token: int, policy_version: int) -> float:
     """Log-probability of a token, whatever precedes it, under the policy of that version."""
     return -1.0 - (token * 31 + policy_version * 17) % 97 / 97
+
+
+class _Policy(msgspec.Struct):
+    """What samples read: those that were under way when another was served beside theirs read theirs on."""
+
+    version: int
 
 
 class FakeEngine:
@@ -84,7 +91,7 @@ class FakeEngine:
         self._num_under_way = 0
         self._cut_off = asyncio.Event()
         """Set for the samples that are under way when a policy is activated with "abort"."""
-        self.policy_version = 0
+        self._policy = _Policy(0)
         self.staged: int | None = None
         self.num_staged = 0
         """How often a policy was staged."""
@@ -108,7 +115,7 @@ class FakeEngine:
             if not self._num_under_way:
                 self._idle.set()
 
-    async def stage_weights(self, manifest: WeightManifest) -> int:
+    async def stage_weights(self, manifest: WeightManifest, slot_wait_s: float = 0.0) -> int:
         version, self.staged = manifest.policy_version, None
         self.num_staged += 1
         await self.delay("stage", version)
@@ -128,16 +135,25 @@ class FakeEngine:
             if pause == "abort":
                 self._cut_off.set()
                 self._cut_off = asyncio.Event()
-            self.policy_version, self.staged = self.staged, None
+            if pause == "overlap":
+                self._policy = _Policy(self.staged)
+            self._policy.version, self.staged = self.staged, None
         finally:
             self._admits.set()
 
     async def drop_staged(self) -> None:
         self.staged = None
 
-    async def score(self, tokens: Sequence[int]) -> list[float]:
-        drift = 0.5 if self.policy_version in self.drifted else 0.0
-        return [token_logprob(token, self.policy_version) + drift for token in tokens[1:]]
+    @property
+    def policy_version(self) -> int:
+        """That requests which come are sampled from."""
+        return self._policy.version
+
+    async def score(self, tokens: Sequence[int], policy: Scored = "served") -> list[float]:
+        version = {"served": self.policy_version, "staged": self.staged, "base": 0}[policy]
+        assert version is not None, "no policy is staged"
+        drift = 0.5 if version in self.drifted else 0.0
+        return [token_logprob(token, version) + drift for token in tokens[1:]]
 
     async def forget_prefixes(self) -> None:
         self.num_forgotten += 1
@@ -166,10 +182,10 @@ class FakeEngine:
             length = min(len(text), group.sampling.max_tokens)
         tokens: list[int] = []
         versions: list[int] = []
-        cut_off = self._cut_off
+        cut_off, policy = self._cut_off, self._policy
         while len(tokens) < length and await self._goes_on(stop or asyncio.Event(), cut_off):
             tokens.append(rng.randrange(FIRST_WORD, VOCABULARY_SIZE))
-            versions.append(self.policy_version)
+            versions.append(policy.version)
         self.meter.num_prompt_tokens += len(group.prompt_tokens)
         self.meter.num_generated_tokens += len(tokens)
         reason = FinishReason.LENGTH if length == group.sampling.max_tokens else FinishReason.STOP

@@ -39,7 +39,8 @@ FIRST_ARG = "beamline_first"
 class StepNotes:
     """What the workers say of one step, beside vLLM's own output. L layers, K experts a token."""
 
-    policy_version: int
+    policy_versions: list[int]
+    """That sampled the token of each request of the batch, in its order."""
     last_rows: np.ndarray | None = None
     """Expert ids of the last token of every request of the batch, in its order, [requests, L, K]; None without R3."""
     prompt_rows: dict[str, np.ndarray] = field(default_factory=dict[str, np.ndarray])
@@ -60,10 +61,10 @@ class _Held(msgspec.Struct):
     def add(self, output: EngineCoreOutput, notes: StepNotes, index: int) -> None:
         if notes.last_rows is not None:
             self.rows.append(notes.last_rows[index, None] if self.tokens else notes.prompt_rows[output.request_id])
-        start = len(self.tokens)
+        start, version = len(self.tokens), notes.policy_versions[index]
         self.tokens += output.new_token_ids
-        if not self.spans or self.spans[-1][0] != notes.policy_version:
-            self.spans.append([notes.policy_version, start, start])
+        if not self.spans or self.spans[-1][0] != version:
+            self.spans.append([version, start, start])
         self.spans[-1][2] = len(self.tokens)
         if output.new_logprobs is not None:
             self.logprobs.append(output.new_logprobs)

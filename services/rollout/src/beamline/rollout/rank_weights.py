@@ -1,17 +1,18 @@
 """One rank's share of a new policy: fetched by a thread of its own while the rank samples on, loaded in one go."""
 
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 
 import torch
 
 from beamline.protocol.errors import BeamlineError
-from beamline.rollout.needs_recorder import Need
 from beamline.rollout.weight_check import check_dtypes
 from beamline.weights.manifest import WeightManifest
+from beamline.weights.plan import Needs
 from beamline.weights.staging import Stage, Staged
+from beamline.weights.transport import Content, DeviceBytes
 
 # Shared memory is mapped read-only, and vLLM only copies from it.
 warnings.filterwarnings("ignore", message="The given buffer is not writable")
@@ -22,22 +23,27 @@ class RankWeights:
 
     Args:
         needs: what the rank keeps of every tensor.
+        held: in which dtype; empty where that is not known.
         dtype: of the engine.
         rank: by which errors call it.
     """
 
-    def __init__(self, needs: Mapping[str, Need], dtype: str, rank: str) -> None:
-        self._held = {name: need.dtype for name, need in needs.items()}
+    def __init__(self, needs: Needs, held: Mapping[str, str], dtype: str, rank: str) -> None:
+        self._held = held
         self._dtype = dtype
         self._rank = rank
-        self._stage = Stage({name: need.boxes for name, need in needs.items()})
+        self._stage = Stage(needs)
         self._fetcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weights")
         self._fetching: Future[Staged] | None = None
 
-    def start(self, manifest: bytes) -> None:
-        """Begin to fetch a policy, in place of the one that is staged. What goes wrong is in the answer."""
+    def start(self, manifest: bytes, then: Callable[[Staged], None] = lambda _: None) -> None:
+        """Begin to fetch a policy, in place of the one that is staged. What goes wrong is in the answer.
+
+        Args:
+            then: done with the policy by the same thread, as a part of fetching it.
+        """
         self.drop()
-        self._fetching = self._fetcher.submit(self._fetch, manifest)
+        self._fetching = self._fetcher.submit(self._fetch, manifest, then)
 
     def answer(self, wait_s: float) -> int | str | None:
         """The bytes that were fetched, or why there are none; None where it is not done after so many seconds."""
@@ -63,10 +69,12 @@ class RankWeights:
             self._fetching.add_done_callback(_fence)
             self._fetching = None
 
-    def _fetch(self, encoded: bytes) -> Staged:
+    def _fetch(self, encoded: bytes, then: Callable[[Staged], None]) -> Staged:
         manifest = WeightManifest.decode(encoded)
         check_dtypes(manifest, self._held, self._dtype)
-        return self._stage.fetch(manifest)
+        staged = self._stage.fetch(manifest)
+        then(staged)
+        return staged
 
 
 def tensors_of(staged: Staged, names: Collection[str] | None = None) -> Iterator[tuple[str, torch.Tensor]]:
@@ -74,11 +82,17 @@ def tensors_of(staged: Staged, names: Collection[str] | None = None) -> Iterator
     for entry, content in staged.tensors():
         if names is not None and entry.name not in names:
             continue
-        dtype = getattr(torch, entry.dtype)
-        if not all(entry.shape):
-            yield entry.name, torch.empty(entry.shape, dtype=dtype)
-        else:
-            yield entry.name, torch.frombuffer(content, dtype=dtype).view(entry.shape)
+        yield entry.name, tensor_of(content, entry.dtype, entry.shape)
+
+
+def tensor_of(content: Content, dtype: str, shape: Sequence[int]) -> torch.Tensor:
+    """A view of bytes, where they lie."""
+    kind = getattr(torch, dtype)
+    if not all(shape):
+        return torch.empty(tuple(shape), dtype=kind)
+    if isinstance(content, DeviceBytes):
+        return torch.as_tensor(content, device="cuda").view(kind).view(tuple(shape))
+    return torch.frombuffer(content, dtype=kind).view(tuple(shape))
 
 
 def _fence(fetching: "Future[Staged]") -> None:

@@ -58,10 +58,10 @@ class RouteCapture:
         """What vLLM's routers call with the experts [T, K] of one layer."""
         self.rows[: len(topk_ids), layer_id] = topk_ids
 
-    def take(self, policy_version: int) -> StepNotes:
-        """What is to be said of the step whose forward has just run."""
+    def take(self, policy_versions: list[int]) -> StepNotes:
+        """What is to be said of the step whose forward has just run, by policies of these versions."""
         noted, self._noted = self._noted, None
-        return StepNotes(policy_version, *noted) if noted else StepNotes(policy_version)
+        return StepNotes(policy_versions, *noted) if noted else StepNotes(policy_versions)
 
     def _after_forward(self, _model: torch.nn.Module, _args: Any, output: Any) -> None:
         starts = self._runner.query_start_loc.np[: self._runner.input_batch.num_reqs + 1]

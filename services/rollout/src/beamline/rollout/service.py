@@ -99,6 +99,7 @@ def follow_policies(context: ServiceContext, engine: Engine, readiness: Readines
             deadline_s=config.weights.deadline_s,
             canary_tolerance=config.canary_tolerance,
             exact=config.model.dtype == "float32",
+            canary_first=config.model.lora.is_on,
         ),
     )
 
@@ -149,4 +150,5 @@ async def start_engine(config: RunConfig) -> Engine:
         max_model_tokens=config.max_model_tokens,
         config=engine,
         routed_experts=config.algorithm.routing_replay,
+        lora=config.model.lora,
     )

@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Tokenizer
 from vllm import SamplingParams
@@ -25,21 +24,20 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from beamline.protocol.blobs import VersionSpan
 from beamline.protocol.config import EngineSection
 from beamline.protocol.errors import Rejected, WeightError
+from beamline.protocol.lora_config import LoraSection
 from beamline.protocol.messages import FinishReason, PromptGroup
 from beamline.rollout import checkpoint, environment
 from beamline.rollout.continuation import Part, Sample
-from beamline.rollout.engine import Completion, EngineError, MemoryReport, Pause
+from beamline.rollout.engine import Completion, EngineError, MemoryReport, Pause, Scored
 from beamline.rollout.late_outputs import FIRST_ARG, NUM_SAMPLED_ARG, SPANS
+from beamline.rollout.lora.adapter_policies import AdapterPolicies
+from beamline.rollout.lora.budget import plan_slots
+from beamline.rollout.policies import Policies, WholeWeights
+from beamline.rollout.ranks import Ranks
 from beamline.rollout.stop_texts import EXTRA_ARG
 from beamline.rollout.vllm_settings import end_deadline_s, engine_args
 from beamline.rollout.vllm_stats import measure
-from beamline.rollout.weight_check import check_manifest
 from beamline.weights.manifest import WeightManifest
-
-_FIRST_WAIT_S = 0.02
-"""For a policy to be fetched while the engine core waits: a small one is, and needs no second question."""
-_LONGEST_WAIT_S = 0.5
-"""Between two questions whether a large one is."""
 
 
 class VllmEngine:
@@ -48,11 +46,12 @@ class VllmEngine:
     Args:
         llm: started by `start`.
         model_path: its Hugging Face directory.
+        policies: how it holds them.
     """
 
-    def __init__(self, llm: AsyncLLM, model_path: Path) -> None:
+    def __init__(self, llm: AsyncLLM, model_path: Path, policies: Policies) -> None:
         self._llm, self.meter = llm, measure(llm)
-        self._shapes = checkpoint.tensor_shapes(model_path)
+        self._policies, self._call = policies, Ranks(llm).call
         self._tokenizer = Tokenizer.from_file(str(checkpoint.tokenizer_file(model_path)))
         self._end_tokens = checkpoint.end_tokens(model_path)
         self._max_tokens = llm.model_config.max_model_len
@@ -65,7 +64,6 @@ class VllmEngine:
         self._control = asyncio.Lock()
         """Held by whoever pauses and resumes sampling."""
         self._staging = asyncio.Lock()
-        self._is_staged = False
 
     @classmethod
     async def start(
@@ -77,11 +75,12 @@ class VllmEngine:
         config: EngineSection,
         routed_experts: bool = True,
         policy_version: int = 0,
+        lora: LoraSection | None = None,
     ) -> "VllmEngine":
         """Load the model and start the engine's processes.
 
-        Completions carry routed experts if asked to and if the model has any. Raises ConfigError as
-        `checkpoint.check_servable` does.
+        Completions carry routed experts if asked to and if the model has any. With `lora` there are slots for adapters
+        like that. Raises ConfigError as `checkpoint.check_servable` and `plan_slots` do.
         """
         checkpoint.check_servable(model_path, max_model_tokens)
         has_experts = checkpoint.routing_shape(model_path) is not None
@@ -90,10 +89,17 @@ class VllmEngine:
             "routed_experts": routed_experts and has_experts,
             "shared_parameters": config.shared_parameters and current_platform.is_cpu(),
         }
-        vllm_config = engine_args(model_path, dtype, max_model_tokens, config, settings).create_engine_config()
+        slots = plan_slots(model_path, dtype, lora, config) if lora and lora.is_on else None
+        args = engine_args(model_path, dtype, max_model_tokens, config, settings, slots)
+        vllm_config = args.create_engine_config()
         if current_platform.is_cpu():
             environment.start_engine_by_fork()
-        return cls(AsyncLLM.from_vllm_config(vllm_config, disable_log_stats=False), model_path)
+        llm = AsyncLLM.from_vllm_config(vllm_config, disable_log_stats=False)
+        if slots is None:
+            return cls(llm, model_path, WholeWeights(Ranks(llm), checkpoint.tensor_shapes(model_path)))
+        policies = AdapterPolicies(Ranks(llm), model_path, dtype, slots, policy_version)
+        await policies.begin()
+        return cls(llm, model_path, policies)
 
     async def generate(self, group: PromptGroup, stop: asyncio.Event | None = None) -> list[Completion]:
         num_tokens = len(group.prompt_tokens) + group.sampling.max_tokens
@@ -111,18 +117,17 @@ class VllmEngine:
             if stopping:
                 stopping.cancel()
 
-    async def stage_weights(self, manifest: WeightManifest) -> int:
-        await asyncio.to_thread(check_manifest, manifest, self._shapes)
+    async def stage_weights(self, manifest: WeightManifest, slot_wait_s: float = 0.0) -> int:
         async with self._staging:
             try:
-                return await self._stage(manifest)
+                return await self._policies.stage(manifest, slot_wait_s)
             except BaseException:
-                await asyncio.shield(self._drop())
+                await asyncio.shield(self._policies.drop())
                 raise
 
     async def activate_weights(self, pause: Pause = "keep") -> None:
         async with self._staging:
-            if not self._is_staged:
+            if not self._policies.is_staged:
                 raise WeightError("no policy is staged: stage_weights comes before activate_weights")
             async with self._drained() if pause == "drain" else nullcontext():
                 swap = asyncio.create_task(self._swap(pause))
@@ -133,9 +138,9 @@ class VllmEngine:
 
     async def drop_staged(self) -> None:
         async with self._staging:
-            await self._drop()
+            await self._policies.drop()
 
-    async def score(self, tokens: Sequence[int]) -> list[float]:
+    async def score(self, tokens: Sequence[int], policy: Scored = "served") -> list[float]:
         params = SamplingParams(
             max_tokens=1,
             prompt_logprobs=0,
@@ -147,7 +152,7 @@ class VllmEngine:
         async with self._control:
             if self._released:
                 await self._llm.resume_generation()
-            output = await self._request(tokens, params, str(next(self._request_ids)))
+            output = await self._request(tokens, params, str(next(self._request_ids)), policy)
             if self._released:
                 await self._pause()
                 await self._call("beamline_drop_cache")
@@ -252,47 +257,33 @@ class VllmEngine:
         names = [one for sample in samples for one in running.get(sample.request_id, ())]
         await self._llm.engine_core.abort_requests_async(names)
 
-    async def _request(self, tokens: Sequence[int], params: SamplingParams, name: str) -> RequestOutput:
+    async def _request(
+        self, tokens: Sequence[int], params: SamplingParams, name: str, policy: Scored = "served"
+    ) -> RequestOutput:
         """The final output of one request. Cancelling it drops the request. Raises EngineError."""
         self.meter.num_prompt_tokens += len(tokens)
-        final = None
+        final, prompt = None, tokens_input(list(tokens))
         try:
-            async for output in self._llm.generate(tokens_input(list(tokens)), params, name):
-                final = output
+            with self._policies.read(policy) as adapters:
+                async for output in self._llm.generate(prompt, params, name, lora_request=adapters):
+                    final = output
         except (EngineDeadError, EngineGenerateError) as error:
             raise EngineError(f"vLLM failed while generating: {error.__cause__ or error}") from error
         assert final is not None
         return final
 
-    async def _stage(self, manifest: WeightManifest) -> int:
-        """The bytes that all ranks have fetched. Raises WeightError with the words of the first that could not."""
-        self._is_staged = False
-        answers = await self._call("beamline_stage", manifest.encode(), _FIRST_WAIT_S)
-        wait_s = _FIRST_WAIT_S
-        while None in answers:
-            # Samples go on meanwhile: an answer that is waited for in the engine core's loop would hold them up.
-            await asyncio.sleep(wait_s)
-            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
-            answers = await self._call("beamline_staged", 0.0)
-        if errors := [answer for answer in answers if isinstance(answer, str)]:
-            raise WeightError(errors[0])
-        self._is_staged = True
-        return sum(answers)
-
-    async def _drop(self) -> None:
-        self._is_staged = False
-        await self._call("beamline_drop")
-
     async def _swap(self, pause: Pause) -> None:
-        """Load what is staged while no token is sampled, after cutting samples off where they are to be."""
-        async with self._paused():
+        """Serve what is staged, while no token is sampled, after cutting samples off where they are to be.
+
+        Beside what is served it is done at once.
+        """
+        async with self._paused() if self._policies.needs_pause(pause) else nullcontext():
             if pause in ("abort", "continue"):
                 cut = [sample for sample in self._under_way if sample.request_id]
                 for sample in cut:
                     sample.continues = pause == "continue" and not sample.is_stopped
                 await self._abort(cut)
-            self._is_staged = False
-            await self._call("beamline_activate")
+            await self._policies.activate(pause)
 
     @asynccontextmanager
     async def _drained(self) -> AsyncIterator[None]:
@@ -322,13 +313,6 @@ class VllmEngine:
         """Have no token sampled from now on, and forget every prefix."""
         # vLLM's own pause_generation sleeps for 20 ms after this, for callers that want earlier outputs first.
         await self._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=True)
-
-    async def _call(self, method: str, *args: bytes | float) -> list[Any]:
-        """Call a method of EngineWorker in every worker process. Raises EngineError."""
-        try:
-            return await self._llm.collective_rpc(method, args=args)
-        except Exception as error:
-            raise EngineError(f"vLLM failed in {method}: {error}") from error
 
 
 def _part(whole: RequestOutput) -> Part:

@@ -2,18 +2,38 @@
 
 import difflib
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from beamline.protocol.errors import WeightError
 from beamline.weights.manifest import WeightManifest
 from beamline.weights.tensors import ITEM_BYTES
 
 
-def check_manifest(manifest: WeightManifest, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Check that the manifest holds exactly the model's tensors.
+class Expected(NamedTuple):
+    """What errors say of what is expected, and what to do."""
+
+    of: str
+    its: str
+    whole: str
+    other: str
+
+
+MODEL = Expected(of="the model", its="the model's", whole="export the whole model", other="")
+ADAPTERS = Expected(
+    of="the model's adapters",
+    its="that of the model's adapter",
+    whole="export all adapters of model.lora",
+    other=": is it an adapter from another model, or with other settings of model.lora?",
+)
+
+
+def check_manifest(manifest: WeightManifest, shapes: Mapping[str, tuple[int, ...]], expected: Expected = MODEL) -> None:
+    """Check that the manifest holds exactly the expected tensors.
 
     Args:
         manifest: what is to be loaded.
-        shapes: name to shape of every tensor that the model has.
+        shapes: name to shape of every tensor that the model, or its adapters, have.
+        expected: which of both.
 
     Raises:
         WeightError: a tensor is unknown, missing, incomplete or of another shape.
@@ -23,13 +43,14 @@ def check_manifest(manifest: WeightManifest, shapes: Mapping[str, tuple[int, ...
     for name in sorted(found.keys() - shapes.keys()):
         nearest = difflib.get_close_matches(name, shapes, n=1)
         hint = f"; the nearest it has is {nearest[0]}" if nearest else ""
-        raise WeightError(f"{policy}: tensor {name} is unknown to the model{hint}")
+        raise WeightError(f"{policy}: tensor {name} is unknown to {expected.of}{hint}{expected.other}")
     if missing := sorted(shapes.keys() - found.keys()):
-        raise WeightError(f"{policy}: tensor {missing[0]} is missing, one of {len(missing)}: export the whole model")
+        raise WeightError(f"{policy}: tensor {missing[0]} is missing, one of {len(missing)}: {expected.whole}")
     for name, tensor in found.items():
         if tensor.shape != shapes[name]:
             raise WeightError(
-                f"{policy}: tensor {name} has shape {list(tensor.shape)}, the model's is {list(shapes[name])}"
+                f"{policy}: tensor {name} has shape {list(tensor.shape)}, {expected.its} is "
+                f"{list(shapes[name])}{expected.other}"
             )
         if not tensor.is_whole:
             raise WeightError(f"{policy}: the pieces of tensor {name} do not make up {list(tensor.shape)}")
