@@ -4,11 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from beamline.models import weight_files
 from beamline.models.routing import RoutingShape
 from beamline.protocol.errors import ConfigError
-
-_LENGTH_BYTES = 8
-"""A safetensors file starts with its JSON header's length, little-endian."""
 
 
 def check_servable(model_path: Path, max_model_tokens: int) -> None:
@@ -41,14 +39,9 @@ def tokenizer_file(model_path: Path) -> Path:
 
 def tensor_shapes(model_path: Path) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor of the checkpoint. Raises ConfigError where there is none."""
-    files = sorted(model_path.glob("*.safetensors"))
-    if not files:
+    shapes = weight_files.tensor_shapes(model_path)
+    if not shapes:
         raise ConfigError(f"model.path={str(model_path)!r} has no *.safetensors file: save the weights in that format")
-    shapes: dict[str, tuple[int, ...]] = {}
-    for path in files:
-        with path.open("rb") as file:
-            header = json.loads(file.read(int.from_bytes(file.read(_LENGTH_BYTES), "little")))
-        shapes |= {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
     return shapes
 
 

@@ -1,7 +1,8 @@
 """Whether a run's optimizer state, checkpoints and exports have a place: looked at before anything starts.
 
 What is counted: two generations of the state on disk (24 bytes a parameter), one checkpoint (the policy and 12 bytes a
-parameter; a hard link saves the copying, but the next update needs a file of its own), and one export.
+parameter; a hard link saves the copying, but the next update needs a file of its own), and one export. With LoRA the
+parameters of state and checkpoint are those of the adapters; an export has the adapters and the whole model.
 """
 
 import os
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from beamline.coordinator.launch.adapters import ASSET, WEIGHT_BYTES, adapters_for, num_adapter_parameters
 from beamline.coordinator.launch.mounts import MOUNTINFO, Mount, mount_of
 from beamline.models import tiny
 from beamline.models.weight_files import num_elements
@@ -24,7 +26,6 @@ STATE_BYTES = 12
 GENERATIONS = 2
 _BLOCK_BYTES = 512
 """Of `st_blocks`, whatever the filesystem's are."""
-_WEIGHT_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,8 +68,9 @@ def check_room(config: RunConfig, mountinfo: Path = MOUNTINFO) -> list[str]:
 
 def places(config: RunConfig) -> Iterator[Place]:
     """The folders of a run's state."""
-    trainer, count = config.trainer, num_parameters(config.model.path)
-    policy, optimizer = count * _WEIGHT_BYTES[config.model.dtype], count * STATE_BYTES
+    trainer, model, count = config.trainer, num_parameters(config.model.path), num_trained(config)
+    item = WEIGHT_BYTES[config.model.dtype]
+    policy, optimizer = count * item, count * STATE_BYTES
     if trainer.optimizer.state == "disk":
         yield Place(
             setting="trainer.optimizer.state_dir",
@@ -89,14 +91,21 @@ def places(config: RunConfig) -> Iterator[Place]:
     yield Place(
         setting="trainer.export_path",
         folder=Path(trainer.export_path) if trainer.export_path else run_dir(config) / "exports",
-        what=f"one export of {count:,} parameters",
-        num_bytes=policy,
+        what=f"one export of {model:,} parameters",
+        num_bytes=model * item + (policy if config.model.lora.is_on else 0),
     )
+
+
+def num_trained(config: RunConfig) -> int:
+    """Parameters that the run trains: all of the model's, or those of its adapters."""
+    if config.model.lora.is_on:
+        return num_adapter_parameters(adapters_for(config))
+    return num_parameters(config.model.path)
 
 
 def num_parameters(model_path: str) -> int:
     """Of the model that a recipe names, by its files' headers, or by its description where it is yet to be made."""
-    name = model_path.removeprefix("asset:")
+    name = model_path.removeprefix(ASSET)
     if name == model_path:
         return num_elements(Path(model_path))
     return tiny.num_parameters(tiny.SPECS[name])

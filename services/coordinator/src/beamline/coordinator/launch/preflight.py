@@ -6,6 +6,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from beamline.coordinator.launch.adapters import ASSET, check_adapters
 from beamline.coordinator.launch.own_code import check_own_code
 from beamline.coordinator.loggers import check_loggers
 from beamline.models import tiny
@@ -15,7 +16,6 @@ from beamline.protocol.config import DataSection, RunConfig
 from beamline.protocol.errors import ConfigError
 from beamline.protocol.layout import check_layout
 
-ASSET = "asset:"
 CHAINED_SUMS = "task:chained-sums"
 ARCHITECTURES = ("BeamForCausalLM", "Qwen3MoeForCausalLM")
 MAX_CHECKED_ROWS = 20_000
@@ -57,15 +57,17 @@ def check_model(config: RunConfig) -> None:
             known = ", ".join(ASSET + name for name in tiny.SPECS)
             raise ConfigError(f"model.path={path}: no model is called {name!r}; use {known}, or a directory's path")
         check_layout(config, tiny.SPECS[name].config())
+        check_adapters(config)
         return
     directory = Path(path)
     if not directory.is_dir():
-        raise ConfigError(f"model.path={path} is not a directory: give the path of a Hugging Face directory")
+        raise ConfigError(f"model.path={path} is not a directory: give that of a Hugging Face directory (MODEL_PATH)")
     description = _read_description(directory)
     _check_architecture(directory, description)
     _check_length(config, directory, description)
     check_layout(config, description)
     _check_weights(directory)
+    check_adapters(config)
     check_tokenizer(config, directory, int(description.get("vocab_size", 0)))
 
 
