@@ -18,6 +18,7 @@ import pytest_asyncio
 from safetensors.numpy import load_file
 
 from beamline.models import tiny
+from beamline.protocol.lora_config import LoraSection
 from beamline.rollout import environment
 from beamline.rollout.engine import Engine
 from rollout_messages import close_owners
@@ -85,7 +86,11 @@ def start() -> Start:
 
     @asynccontextmanager
     async def running(
-        path: Path, dtype: str = "float32", worker: str | None = None, **changes: Any
+        path: Path,
+        dtype: str = "float32",
+        worker: str | None = None,
+        lora: LoraSection | None = None,
+        **changes: Any,
     ) -> AsyncIterator[Engine]:
         from beamline.rollout import vllm_engine, vllm_settings
 
@@ -94,7 +99,7 @@ def start() -> Start:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(vllm_settings, "WORKER", worker or vllm_settings.WORKER)
             engine = await vllm_engine.VllmEngine.start(
-                path, dtype=dtype, max_model_tokens=MAX_MODEL_TOKENS, config=config
+                path, dtype=dtype, max_model_tokens=MAX_MODEL_TOKENS, config=config, lora=lora
             )
         started = set(psutil.Process().children(recursive=True)) - before
         num_ranks = config.tensor_parallel * config.pipeline_parallel
