@@ -74,6 +74,11 @@ def test_a_step_in_one_line() -> None:
     )
 
 
+def test_a_step_of_adapters_tells_what_moved() -> None:
+    moved = {"sync/adapter_bytes": 2.0**18, "sync/adapter_share": 0.0361}
+    assert step_line(1, 4, moved) == "step 1/4  adapters 0.25 MiB, 3.6% of the model"
+
+
 @pytest.mark.parametrize(
     ("values", "line"),
     [

@@ -172,6 +172,8 @@ RING_METRICS: tuple[Metric, ...] = (
         "heartbeat was faster than its report",
     ),
     step("sync/num_bytes", "bytes", "rollout", "fetched of the policy by all ranks of all workers"),
+    step("sync/adapter_bytes", "bytes", "trainer", "with LoRA: size of a policy, which is its adapters"),
+    step("sync/adapter_share", "share", "trainer", "with LoRA: the same as a share of what all weights would be"),
     step(
         "sync/left_out",
         "workers",

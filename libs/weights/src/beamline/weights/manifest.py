@@ -188,6 +188,11 @@ class WeightManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return xxhash.xxh3_128_hexdigest(msgspec.msgpack.encode((len(self.places), rows)))
 
     @property
+    def num_bytes(self) -> int:
+        """Of all tensors."""
+        return sum(tensor.num_bytes(piece) for tensor in self.tensors for piece in tensor.pieces)
+
+    @property
     def contents(self) -> frozenset[tuple[object, ...]]:
         """What makes weights the same ones, wherever they lie."""
         return frozenset(

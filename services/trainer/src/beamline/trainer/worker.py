@@ -60,6 +60,8 @@ class TrainerSettings:
     vocab_size: int
     keeping: KeepingSettings
     colocated: bool
+    model_bytes: int = 0
+    """Of all weights, where a policy is adapters alone; else 0."""
 
 
 class TrainerWorker:
@@ -168,10 +170,19 @@ class TrainerWorker:
         manifest, canary = await self._run(f"policy {step} to be exported", self._export, step)
         ref = await self._blobs.put(POLICY_OWNER, "manifest", manifest.encode())
         self._status.policy_version = step
-        stats = {**stats, "timing/train_export": time.perf_counter() - started}
+        stats = {**stats, **self._adapter_size(manifest), "timing/train_export": time.perf_counter() - started}
         return PolicyUpdate(
             step=step, policy_version=step, manifest=ref, canary=canary, stats=stats, failed_groups=failed_groups
         )
+
+    def _adapter_size(self, manifest: WeightManifest) -> dict[str, float]:
+        """What moves in the place of all weights."""
+        if not (model_bytes := self._settings.model_bytes):
+            return {}
+        return {
+            "sync/adapter_bytes": float(manifest.num_bytes),
+            "sync/adapter_share": manifest.num_bytes / model_bytes,
+        }
 
     def _metrics(self, update: PolicyUpdate) -> Metrics:
         return Metrics(service="trainer", worker=self._settings.worker, step=update.step, values=update.stats)

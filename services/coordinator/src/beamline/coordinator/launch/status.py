@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from beamline.coordinator.launch.progress import eval_line, step_line
+from beamline.coordinator.launch.progress import adapter_size, eval_line, step_line
 from beamline.coordinator.summary import Summary
 from beamline.protocol.messages import EvalResult, Heartbeat, StatusReply
 
@@ -40,7 +40,8 @@ def show_summary(summary: Summary, console: Console) -> None:
     ledger = summary.ledger
     names = ("issued", "trained", "filtered", "stale", "failed")
     console.print(ledger_line({name: getattr(ledger, name) for name in names}))
-    for line in data_lines(summary.steps[-1].values if summary.steps else {}):
+    last = summary.steps[-1].values if summary.steps else {}
+    for line in [*data_lines(last), *adapter_lines(last)]:
         console.print(line)
 
 
@@ -50,6 +51,11 @@ def data_lines(values: Mapping[str, float]) -> list[str]:
         return []
     dropped = values["data/dropped_prompts"]
     return [f"prompts: {values['data/epoch']:.3f} epochs drawn, {dropped:.0f} prompts left out as too long"]
+
+
+def adapter_lines(values: Mapping[str, float]) -> list[str]:
+    """What a sync moved, where a run trained adapters."""
+    return [f"adapters: {adapter_size(values)} a sync"] if "sync/adapter_bytes" in values else []
 
 
 def ledger_line(ledger: dict[str, int]) -> str:
