@@ -96,6 +96,7 @@ def start(ranks: Ranks, layout: Layout, store: Store | None = None) -> None:
         pipeline_model_parallel_size=layout.pipeline,
         expert_model_parallel_size=layout.expert,
         expert_tensor_parallel_size=1,
+        create_gloo_process_groups=False,  # Megatron's own optimizers use them beside the others
     )
 
 
