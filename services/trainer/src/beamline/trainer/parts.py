@@ -58,7 +58,8 @@ def build_rank(
     if rank == 0 and isinstance(store, TCPStore):
         tell(Join(port=store.port))
     distributed.start(ranks, layout, store)
-    model = build_model(Path(config.model.path), layout, config.model.dtype, config.trainer.recompute)
+    path, recompute, seed = Path(config.model.path), config.trainer.recompute, config.run.seed
+    model = build_model(path, layout, config.model.dtype, recompute, config.model.lora, seed)
     optimizer = AdamWSettings(
         betas=config.trainer.optimizer.betas,
         eps=config.trainer.optimizer.eps,
@@ -88,6 +89,7 @@ def build_worker(context: ServiceContext, rank: Rank, thread: Executor) -> Train
         vocab_size=json.loads((model_dir / "config.json").read_text(encoding="utf-8"))["vocab_size"],
         keeping=_keeping(config, context.run_dir),
         colocated=config.run.placement is Placement.COLOCATED,
+        model_bytes=_model_bytes(config) if config.model.lora.is_on else 0,
     )
     return TrainerWorker(settings, rank, thread, context.blobs, context.bus.publish, context.status)
 
@@ -132,9 +134,14 @@ def _transport(config: RunConfig) -> str:
         one_host=config.bus.blob_store == "shm",
         device="cuda" if on_gpu else "cpu",
         one_device=on_gpu and torch.cuda.device_count() == 1 and config.run.placement is Placement.COLOCATED,
-        num_bytes=num_elements(Path(config.model.path)) * DTYPES[config.model.dtype].itemsize,
+        num_bytes=_model_bytes(config),
         free_bytes=free_memory_bytes(),
     )
+
+
+def _model_bytes(config: RunConfig) -> int:
+    """Of all weights in the run's precision."""
+    return num_elements(Path(config.model.path)) * DTYPES[config.model.dtype].itemsize
 
 
 def _step_settings(config: RunConfig) -> StepSettings:

@@ -51,12 +51,15 @@ def _import_lora_layers() -> None:
     """
     import megatron.bridge.peft.utils
 
+    megatron.bridge.peft.utils.HAVE_TE = (
+        False  # it finds Megatron's wrappers and takes Transformer Engine for installed
+    )
     if importlib.util.find_spec("transformer_engine") is not None:
         return
     package, pytorch = types.ModuleType("transformer_engine"), types.ModuleType("transformer_engine.pytorch")
     package.pytorch, pytorch.ops = pytorch, types.SimpleNamespace(Sequential=object)  # type: ignore[attr-defined]
     sys.modules |= {"transformer_engine": package, "transformer_engine.pytorch": pytorch}
     try:
-        import megatron.bridge.peft.lora_layers  # noqa: F401
+        import megatron.bridge.peft.lora_layers
     finally:
         del sys.modules["transformer_engine"], sys.modules["transformer_engine.pytorch"]

@@ -1,6 +1,5 @@
 """A Megatron model, sharded by a layout, from a Hugging Face directory."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,38 +13,55 @@ from megatron.core.transformer.moe.router import Router
 
 from beamline.models import beam_config
 from beamline.protocol.errors import ConfigError
+from beamline.protocol.lora_config import LoraSection
 from beamline.trainer.megatron import beam_bridge  # noqa: F401  registers itself with AutoBridge
 from beamline.trainer.megatron.distributed import Layout
+from beamline.trainer.megatron.lora import with_adapters
+from beamline.trainer.megatron.model import Model
 from beamline.trainer.megatron.qwen3_moe_spec import qwen3_moe_block_spec
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-@dataclass(frozen=True)
-class Model:
-    """This rank's part of the model, and the bridge to its Hugging Face names."""
-
-    bridge: AutoBridge
-    module: Any
-    """HybridModel or GPTModel; its forward returns hidden states before the output layer."""
-    config: Any
-    groups: ProcessGroupCollection
-    path: Path
-
-
-def build_model(path: Path, layout: Layout, dtype: str = "float32", recompute: bool = False) -> Model:
+def build_model(
+    path: Path,
+    layout: Layout,
+    dtype: str = "float32",
+    recompute: bool = False,
+    lora: LoraSection | None = None,
+    seed: int = 0,
+) -> Model:
     """Build and load the model of `path`, which `check_model_dir` has seen. `distributed.start` comes first.
 
     Args:
         recompute: keep each layer's input alone, and compute the layer again in the backward pass.
+        lora: adapters to train in the place of the weights, where it is on.
+        seed: of the adapters' first values, which are the same in every layout.
 
     Raises:
         ConfigError: naming what is missing or not supported.
     """
-    if dtype not in DTYPES:
-        raise ConfigError(f"model.dtype={dtype!r}: use one of {', '.join(DTYPES)}")
     beam_config.register()
     bridge = AutoBridge.from_hf_pretrained(path)
+    model = unloaded_model(bridge, path, layout, dtype, recompute)
+    module = model.module
+    _fill_with_nan(module)
+    bridge.load_hf_weights([module])
+    _check_all_loaded(module, path)
+    module.post_process = False  # the output layer runs in head.py, in chunks
+    return with_adapters(model, lora, seed) if lora is not None and lora.is_on else model
+
+
+def unloaded_model(
+    bridge: AutoBridge, path: Path, layout: Layout, dtype: str = "float32", recompute: bool = False
+) -> Model:
+    """The same without its weights, which are on the device of the context: on torch's meta device none are needed.
+
+    Raises:
+        ConfigError: a type that is not supported.
+    """
+    if dtype not in DTYPES:
+        raise ConfigError(f"model.dtype={dtype!r}: use one of {', '.join(DTYPES)}")
     provider = bridge.to_megatron_provider(load_weights=False)
     _configure(provider, layout, DTYPES[dtype])
     if recompute:
@@ -56,10 +72,6 @@ def build_model(path: Path, layout: Layout, dtype: str = "float32", recompute: b
     model_parallel_cuda_manual_seed(0)
     module = provider.provide()
     _keep_router_float32(module)
-    _fill_with_nan(module)
-    bridge.load_hf_weights([module])
-    _check_all_loaded(module, path)
-    module.post_process = False  # the output layer runs in head.py, in chunks
     return Model(bridge, module, module.config, groups, path)
 
 

@@ -18,7 +18,7 @@ from beamline.trainer.policy import NotFinite
 
 
 class ShardedAdamW:
-    """The optimizer of a module's parameters, `states` being those that this rank looks after.
+    """The optimizer of a module's parameters but those that are frozen, `states` being what this rank looks after.
 
     Args:
         make_states: where main weights and moments are kept.
@@ -33,7 +33,7 @@ class ShardedAdamW:
     ) -> None:
         self._groups = groups
         self._settings = settings
-        self._parameters = dict(module.named_parameters())
+        self._parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
         for parameter in self._parameters.values():
             parameter.grad_dtype = torch.float32
         self._owners = Owners(self._parameters, groups)

@@ -23,13 +23,12 @@ from beamline.algorithms.losses import PolicyLoss
 from beamline.models.routing import RoutingShape
 from beamline.trainer.batch import MicroBatch
 from beamline.trainer.megatron import saving
-from beamline.trainer.megatron.build import Model
+from beamline.trainer.megatron.all_weights import AllWeights
 from beamline.trainer.megatron.head import Head, logprobs_and_entropy
+from beamline.trainer.megatron.model import Model, Trained
 from beamline.trainer.megatron.optimizer import AdamWSettings, ShardedAdamW
 from beamline.trainer.megatron.packed import PackedSequences
-from beamline.trainer.megatron.reference import Reference
 from beamline.trainer.megatron.replay import RouteCounter, Routes
-from beamline.trainer.megatron.slots import slots_of, units_of
 from beamline.trainer.megatron.states.adam_states import MakeStates
 from beamline.trainer.megatron.states.device import DeviceStates
 from beamline.trainer.policy import ForwardBackward, NotFinite
@@ -54,7 +53,8 @@ class MegatronPolicy:
     """Implements `beamline.trainer.policy.Policy`.
 
     Args:
-        with_reference: keep the weights as they are now for `reference_logprobs`, which takes their memory once more.
+        with_reference: keep the weights as they are now for `reference_logprobs`, which takes their memory once more
+            unless adapters alone are trained.
         make_states: where the optimizer keeps main weights and moments.
     """
 
@@ -68,7 +68,8 @@ class MegatronPolicy:
     ) -> None:
         self.num_passes = 0
         self._model = model
-        self._reference = Reference(model.module) if with_reference else None
+        self._trained: Trained = model.adapters or AllWeights(model)
+        self._reference = self._trained.reference() if with_reference else None
         self._optimizer = ShardedAdamW(model.module, model.groups, settings, make_states)
         tp = model.groups.tp
         num_entries = model.module.vocab_size // tp.size()
@@ -122,31 +123,26 @@ class MegatronPolicy:
         return self._route_counter.take()
 
     def export(self) -> Iterator[tuple[str, Tensor]]:
-        bridge, module = self._model.bridge, self._model.module
-        yield from bridge.export_hf_weights([module], show_progress=False, conversion_tasks=self._tasks)
+        return self._trained.export()
 
     def shards(self, cuts: int, on_device: bool = False) -> Iterator[Shard]:
         return shards_of(self._units, cuts, on_device)
 
     @cached_property
-    def _tasks(self) -> Any:
-        return self._model.bridge.get_conversion_tasks([self._model.module])
-
-    @cached_property
     def _units(self) -> list[list[Slot]]:
-        return units_of(self._model, self._tasks)
+        return self._trained.units()
 
     def gradient_bytes(self) -> int:
         return self._optimizer.gradient_bytes()
 
     def save(self, directory: Path) -> None:
-        saving.save(directory, self.export(), self._optimizer, slots_of(self._model, self._tasks))
+        saving.save(directory, self.export(), self._optimizer, self._trained.slots())
 
     def save_weights(self, directory: Path) -> None:
         saving.save_weights(directory, self.export())
 
     def load(self, directory: Path) -> None:
-        saving.load(directory, self._optimizer, slots_of(self._model, self._tasks))
+        saving.load(directory, self._optimizer, self._trained.slots())
 
     def close(self) -> None:
         """Let go of what the optimizer holds outside of memory."""

@@ -1,4 +1,4 @@
-"""The frozen reference: this rank's shard of the weights as they were when the policy was made."""
+"""The frozen reference: the model as it was when the policy was made, whichever way it is kept."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from torch import nn
 
 
-class Reference:
-    """A copy of a module's parameters. Buffers are not copied: no update changes them."""
+class CopiedWeights:
+    """Implements `Reference` by a copy of a module's parameters. Buffers are not copied: no update changes them."""
 
     def __init__(self, module: nn.Module) -> None:
         self._parameters = list(module.parameters())
@@ -15,10 +15,7 @@ class Reference:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """The module computes with the copy; afterwards it has its own weights again, whatever happened.
-
-        Storage is swapped and nothing copied. No gradient may be pending, and none be taken inside.
-        """
+        """Storage is swapped and nothing copied."""
         own = [parameter.data for parameter in self._parameters]
         try:
             for parameter, frozen in zip(self._parameters, self._frozen, strict=True):

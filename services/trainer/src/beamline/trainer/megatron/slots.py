@@ -21,8 +21,8 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.moe.router import Router
 
 from beamline.protocol.errors import ConfigError
-from beamline.trainer.megatron.build import Model
 from beamline.trainer.megatron.gradients import is_expert
+from beamline.trainer.megatron.model import Model
 from beamline.trainer.megatron.norms import RMSNorm
 from beamline.trainer.shards import Slot
 
@@ -40,47 +40,53 @@ def units_of(model: Model, tasks: Sequence[Any]) -> list[list[Slot]]:
     Raises:
         ConfigError: the bridge does more to a parameter than to move it.
     """
-    _check_bridge(model)
+    check_bridge(model)
     units: dict[str, list[Slot]] = {}
     for task in tasks:
-        if task is not None and task.param_weight is not None and _is_ours(task, model.groups):
-            unit = _EXPERT_NUMBER.sub(".", task.global_param_name)
-            units.setdefault(unit, []).extend(_slots(task, model.config))
+        if task is not None and task.param_weight is not None and is_ours(task, model.groups):
+            units.setdefault(unit_of(task), []).extend(boxes_of(task, model.config))
     return list(units.values())
 
 
 def slots_of(model: Model, tasks: Sequence[Any]) -> dict[str, list[Slot]]:
     """All that this rank holds, whoever exports it, by the name of parameter or buffer. Raises as `units_of`."""
-    _check_bridge(model)
+    check_bridge(model)
     module = model.module
     names = {id(held): name for name, held in (*module.named_buffers(), *module.named_parameters())}
     held = [task for task in tasks if task is not None and id(task.param_weight) in names]
-    return {names[id(task.param_weight)]: _slots(task, model.config) for task in held}
+    return {names[id(task.param_weight)]: boxes_of(task, model.config) for task in held}
 
 
-def _check_bridge(model: Model) -> None:
+def unit_of(task: Any) -> str:
+    """The name of a parameter, which those of all experts of a layer have in common."""
+    return _EXPERT_NUMBER.sub(".", task.global_param_name)
+
+
+def check_bridge(model: Model) -> None:
+    """Raises ConfigError where weights are not exported as they are."""
     bridge = type(model.bridge._model_bridge)
     if bridge.maybe_modify_converted_hf_weight is not MegatronModelBridge.maybe_modify_converted_hf_weight:
         raise ConfigError(f"{bridge.__name__} changes weights as it exports them: they cannot be exported in shards")
 
 
-def _is_ours(task: Any, groups: ProcessGroupCollection) -> bool:
+def is_ours(task: Any, groups: ProcessGroupCollection) -> bool:
     """Whether this rank is the first of those that hold the parameter."""
     if is_expert(task.global_param_name):
         return groups.expt_dp.rank() == 0
-    return groups.dp_cp.rank() == 0 and (_partition_dim(task) is not None or groups.tp.rank() == 0)
+    return groups.dp_cp.rank() == 0 and (partition_dim(task) is not None or groups.tp.rank() == 0)
 
 
-def _partition_dim(task: Any) -> int | None:
+def partition_dim(task: Any) -> int | None:
     """Along which tensor parallelism shares the parameter out; Megatron marks it on a single rank too."""
     parameter = task.param_weight
     return parameter.partition_dim if getattr(parameter, "tensor_model_parallel", False) else None
 
 
-def _slots(task: Any, config: Any) -> list[Slot]:
+def boxes_of(task: Any, config: Any) -> list[Slot]:
+    """Of which boxes of which tensors the task's parameter is made."""
     mapping, kind = task.mapping, type(task.mapping)
     if kind in _ONE_TO_ONE and getattr(mapping, "permute_dims", None) is None:
-        return [_whole(task, mapping.hf_param)]
+        return [whole(task, mapping.hf_param)]
     if kind is GatedMLPMapping:
         size = len(task.param_weight) // 2
         at, total = mapping.tp_rank * size, mapping.tp_size * size
@@ -115,9 +121,9 @@ def _query_key_value(task: Any, config: Any) -> list[Slot]:
     return slots
 
 
-def _whole(task: Any, name: str) -> Slot:
-    """All of a parameter, which is all of a tensor or this rank's part of it."""
-    dim = _partition_dim(task)
+def whole(task: Any, name: str) -> Slot:
+    """All of the task's parameter, which is all of a tensor or this rank's part of it."""
+    dim = partition_dim(task)
     shape, start = list(task.param_weight.shape), [0] * task.param_weight.dim()
     if dim is not None:
         start[dim] = task.mapping.tp_rank * shape[dim]
