@@ -4,8 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from beamline.runtime.checkpoints import POLICY, TrainerState
+from beamline.runtime.model_description import describe
 from beamline.trainer.checkpoint import begin, seal
-from beamline.trainer.description import describe
 
 
 def save(root: Path, model_dir: Path, state: TrainerState, write: Callable[[Path], None]) -> Path:

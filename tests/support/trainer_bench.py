@@ -13,11 +13,13 @@ from beamline.models import tiny
 from beamline.protocol import messages as m
 from beamline.protocol.blobs import Trajectories, VersionSpan, cumulative, encode_blob, pack_float32, pack_int32
 from beamline.protocol.config import OptimizerSection
+from beamline.protocol.lora_config import LoraSection
 from beamline.protocol.saving import CoordinatorFiles
 from beamline.runtime.memory_blobs import MemoryBlobStore
 from beamline.runtime.service import WorkerStatus
 from beamline.trainer.fake_policy import FakePolicy
 from beamline.trainer.keeping import KeepingSettings
+from beamline.trainer.kept import AdaptersAlone, WholePolicy
 from beamline.trainer.outlet import Outlet
 from beamline.trainer.peers import Alone
 from beamline.trainer.rank import Rank, StepSettings
@@ -34,7 +36,14 @@ VOCAB = 13
 class Bench:
     """A worker with what is around it."""
 
-    def __init__(self, tmp_path: Path, thread: ThreadPoolExecutor, root: Path | None = None, keep: int = 0) -> None:
+    def __init__(
+        self,
+        tmp_path: Path,
+        thread: ThreadPoolExecutor,
+        root: Path | None = None,
+        keep: int = 0,
+        lora: LoraSection | None = None,
+    ) -> None:
         self.model_dir, self.root = tmp_path / "model", (root or tmp_path) / "ckpt"
         tiny.build(tiny.TINY_BEAM, self.model_dir, seed=0)
         self.policy, self.blobs, self.status = FakePolicy(VOCAB), MemoryBlobStore(), WorkerStatus()
@@ -49,13 +58,14 @@ class Bench:
             keeping=KeepingSettings(
                 model_dir=self.model_dir,
                 dtype="float32",
+                kept=AdaptersAlone(self.model_dir, lora) if lora else WholePolicy(self.model_dir, "float32"),
                 checkpoints=self.root,
                 exports=(root or tmp_path) / "exports",
                 retention=Retention(num_newest=keep, every=0),
                 layout={"tensor": 1, "expert": 1, "pipeline": 1, "data": 1},
                 optimizer={"state": "device"},
-                policy_bytes=VOCAB * VOCAB * 8,
-                state_bytes=0,
+                checkpoint_bytes=VOCAB * VOCAB * 8,
+                export_bytes=VOCAB * VOCAB * 8,
             ),
             colocated=True,
         )

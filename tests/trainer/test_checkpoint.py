@@ -17,7 +17,7 @@ from beamline.runtime.checkpoint_manifest import read_manifest
 from beamline.runtime.checkpoints import TrainerState
 from beamline.runtime.model_identity import ModelIdentity
 from beamline.trainer import checkpoint
-from beamline.trainer.description import describe
+from beamline.runtime.model_description import describe
 from beamline.trainer.fake_policy import FakePolicy
 from beamline.trainer.weights_out import DISK_ERRORS, write_safetensors
 from saved_checkpoint import save

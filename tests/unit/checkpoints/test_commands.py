@@ -7,14 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from beamline.coordinator import cli
 from beamline.coordinator.checkpoint_table import age_text, layout_text, size_text
 from beamline.coordinator.checkpoint_verify import verified
 from beamline.coordinator.progress_bar import LineWork
 from beamline.protocol.config import RunConfig, RunSection
-from beamline.runtime.checkpoint_manifest import MANIFEST, manifest_of
-from beamline.runtime.checkpoints import damage
 from beamline.runtime.run_files import write_config
+from command_line import beamline
 from made_checkpoints import STATE, make_checkpoint
 
 
@@ -31,22 +29,15 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
-def beamline(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as end:
-        cli.main([*map(str, arguments)])
-    told = capsys.readouterr()
-    return int(end.value.code or 0), told.out, told.err
-
-
 def test_the_list_has_a_row_for_each(runs: Path, capsys: pytest.CaptureFixture[str]):
     code, out, _ = beamline(capsys, "checkpoints", "demo", "--runs", runs)
     header, third, second, first, draft, where = (" ".join(line.split()) for line in out.splitlines())
-    assert (code, header) == (0, "step size age layout optimizer complete verified")
-    assert third.startswith("3 latest 1")
+    assert (code, header) == (0, "step holds size age layout optimizer complete verified")
+    assert third.startswith("3 latest policy 1")
     assert third.endswith(" 1 min TP2 EP2 disk yes no")
     assert "2 min TP2 EP2 disk no (incomplete: ledger.json is missing) no" in second
-    assert first.startswith("1 ") and first.endswith(" 3 min TP2 EP2 disk yes no")
-    assert draft.startswith("4 0 bytes") and "no (incomplete: it is being written or removed" in draft
+    assert first.startswith("1 policy ") and first.endswith(" 3 min TP2 EP2 disk yes no")
+    assert draft.startswith("4 policy 0 bytes") and "no (incomplete: it is being written or removed" in draft
     assert where == f"in {runs / 'demo' / 'checkpoints'}"
 
 
@@ -145,14 +136,12 @@ def test_export_refuses_a_damaged_policy_and_offers_another(
     assert [path.name for path in tmp_path.iterdir()] == ["runs"], "nothing is left of it"
 
 
-def test_export_refuses_adapters_alone(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    folder = make_checkpoint(tmp_path / "lora", 1)
-    (folder / "policy").rename(folder / "adapter")
-    (folder / MANIFEST).unlink()
-    (folder / MANIFEST).write_bytes(manifest_of(folder, 1))
-    assert damage(folder) == ""
-    code, _, err = beamline(capsys, "export", folder, tmp_path / "model")
-    assert code == 2 and f"checkpoint {folder} holds adapters alone (LoRA), which makes no model" in err
+def test_merging_is_for_adapters(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    source = runs / "demo" / "checkpoints" / "latest"
+    code, _, err = beamline(capsys, "export", source, tmp_path / "model", "--merge")
+    assert code == 2 and "global_step_3 holds a whole policy and no adapters: export it without merging" in err
+    code, _, err = beamline(capsys, "export", source, tmp_path / "model", "--base", tmp_path)
+    assert code == 2 and "--base is for --merge" in err
 
 
 def test_sizes_ages_and_layouts_in_words():

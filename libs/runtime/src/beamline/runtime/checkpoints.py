@@ -1,7 +1,7 @@
 """Reading checkpoints: which there are, whether they are whole, which one is meant. Free of torch.
 
     <root>/global_step_N/
-        policy/                       Hugging Face directory (adapter/ where only adapters were trained)
+        policy/                       Hugging Face directory; of a run that trains adapters, adapter/ in PEFT's format
         optimizer/rank-*.{state,json} and rank-*.slots.json
         rng/rank-*.safetensors
         trainer_state.json            `TrainerState`
@@ -20,6 +20,8 @@ from typing import Any
 import msgspec
 
 from beamline.protocol.errors import WeightError
+from beamline.protocol.lora_config import LoraSection
+from beamline.runtime.base_identity import BaseIdentity
 from beamline.runtime.checkpoint_manifest import Advance, Manifest, Unusable, first_damage, read_manifest
 from beamline.runtime.model_identity import ModelIdentity, first_difference
 from beamline.runtime.verification import Verification
@@ -42,6 +44,10 @@ class TrainerState(msgspec.Struct, frozen=True, kw_only=True):
     """tensor, expert, pipeline and data: the ranks that wrote it."""
     optimizer: dict[str, Any]
     """The settings of its run, `state` among them."""
+    base: BaseIdentity | None = None
+    """The model beneath the adapters, where it holds adapters."""
+    lora: LoraSection | None = None
+    """Which adapters these are."""
     versions: dict[str, str] = {}
     """Of the packages that wrote it."""
     created: float = 0.0
@@ -58,6 +64,10 @@ class CheckpointFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Unix time; of the folder's last change where no manifest tells."""
     holds: str
     """policy or adapter."""
+    base: str
+    """Path of the model that adapters are of; empty for a policy."""
+    lora_rank: int
+    """Of adapters; 0 for a policy."""
     layout: dict[str, int]
     optimizer_state: str
     """device, host or disk; empty where that is not known."""
@@ -85,6 +95,11 @@ def draft_of(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}{DRAFT_SUFFIX}")
 
 
+def holding(folder: Path) -> str:
+    """What a checkpoint holds: policy or adapter."""
+    return ADAPTER if (folder / ADAPTER).is_dir() else POLICY
+
+
 def damage(folder: Path, deep: bool = True, *, model: Path | None = None, advance: Advance = lambda _: None) -> str:
     """What is wrong with a checkpoint, in words; empty where it is whole.
 
@@ -106,6 +121,14 @@ def damage(folder: Path, deep: bool = True, *, model: Path | None = None, advanc
         return f"incomplete: {error.filename} went away while it was looked at"
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         return f"damaged: it cannot be read ({error})"
+
+
+def trainer_state(folder: Path) -> TrainerState | None:
+    """None where a checkpoint has none that can be read."""
+    try:
+        return msgspec.json.decode((folder / TRAINER_STATE).read_bytes(), type=TrainerState)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
 
 
 def resolve(path: Path, *, model: Path | None = None, deep: bool = True, advance: Advance = lambda _: None) -> Path:
@@ -142,7 +165,7 @@ def _facts(folder: Path, latest: Path | None) -> CheckpointFacts | None:
         changed = folder.stat().st_mtime
     except FileNotFoundError:
         return None
-    manifest, state = _manifest(folder), _trainer_state(folder)
+    manifest, state = _manifest(folder), trainer_state(folder)
     verification = Verification.of(folder)
     wrong = damage(folder, deep=False)
     if folder.name.startswith("."):
@@ -152,7 +175,9 @@ def _facts(folder: Path, latest: Path | None) -> CheckpointFacts | None:
         path=str(folder),
         num_bytes=manifest.num_bytes if manifest else _num_bytes(folder),
         created=manifest.created if manifest else changed,
-        holds=ADAPTER if (folder / ADAPTER).is_dir() else POLICY,
+        holds=holding(folder),
+        base=state.base.path if state and state.base else "",
+        lora_rank=state.lora.rank if state and state.lora else 0,
         layout=state.layout if state else {},
         optimizer_state=str(state.optimizer.get("state", "")) if state else "",
         is_latest=folder.resolve() == latest,
@@ -194,29 +219,29 @@ def _misnamed(folder: Path, manifest: Manifest) -> bool:
 
 
 def _of_another_model(folder: Path, model: Path | None) -> str:
-    state = _trainer_state(folder) if model else None
-    if model is None or (state and state.model == ModelIdentity.of(model)):
+    if model is None:
         return ""
-    if state is None:
+    if (state := trainer_state(folder)) is None:
         return f"foreign: its {TRAINER_STATE} does not tell which model it is of"
-    policy = folder / POLICY
-    difference = first_difference(policy, model) if policy.is_dir() else ""
-    return f"foreign: it is of another {state.model.architecture} than {model}" + (
-        f" ({difference})" * bool(difference)
-    )
+    if state.model != ModelIdentity.of(model):
+        described = Path(state.base.path) if state.base else folder / POLICY
+        difference = first_difference(described, model) if (described / "config.json").is_file() else ""
+        which = f", that at {state.base.path}" if state.base else ""
+        return f"foreign: it is of another {state.model.architecture} than {model}{which}" + (
+            f" ({difference})" * bool(difference)
+        )
+    if state.base and not (found := BaseIdentity.of(model)).is_of(state.base):
+        return (
+            f"foreign: its adapters were trained on {state.base.path} (index {state.base.index_xxh3_128[:8]}), and "
+            f"{model} has other weights (index {found.index_xxh3_128[:8]})"
+        )
+    return ""
 
 
 def _manifest(folder: Path) -> Manifest | None:
     try:
         return read_manifest(folder)
     except Unusable:
-        return None
-
-
-def _trainer_state(folder: Path) -> TrainerState | None:
-    try:
-        return msgspec.json.decode((folder / TRAINER_STATE).read_bytes(), type=TrainerState)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
 
 

@@ -58,16 +58,26 @@ def verify(
 @checkpoint_app.command()
 def export(
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint's folder, such as runs/demo/checkpoints/latest.")],
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where the Hugging Face model is written.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where the Hugging Face directory is written.")],
+    merge: Annotated[bool, typer.Option("--merge", help="Of adapters: a model with them merged into it.")] = False,
+    base: Annotated[
+        Path | None, typer.Option("--base", metavar="DIR", help="Where the adapters' model lies now, if it was moved.")
+    ] = None,
 ) -> None:
-    """Turn a checkpoint into a Hugging Face directory."""
+    """Turn a checkpoint into a Hugging Face directory: a model, or adapters in PEFT's format."""
     from beamline.coordinator.progress_bar import working
     from beamline.runtime import export as exporting
 
     if not checkpoint.is_dir():
         raise ConfigError(f"{checkpoint} is not a checkpoint's folder: the end of `beamline run` says where it lies")
+    if base is not None and not merge:
+        raise ConfigError("--base is for --merge: without it adapters are exported as they are")
     try:
         with working(f"exporting {checkpoint}") as work:
-            typer.echo(str(exporting.export(checkpoint, directory, work.advance)))
+            if merge:
+                exported = exporting.export_merged(checkpoint, directory, base, work.advance)
+            else:
+                exported = exporting.export(checkpoint, directory, work.advance)
+        typer.echo(str(exported))
     except WeightError as error:
         raise ConfigError(str(error)) from error

@@ -30,11 +30,12 @@ def show_checkpoints(root: Path, found: Sequence[CheckpointFacts], now: float, c
     if not found:
         console.print(f"no checkpoint in {root} yet")
         return
-    table = Table("step", "", "size", "age", "layout", "optimizer", "complete", "verified", box=None)
+    table = Table("step", "", "holds", "size", "age", "layout", "optimizer", "complete", "verified", box=None)
     for facts in found:
         table.add_row(
             str(facts.step),
             "latest" if facts.is_latest else "",
+            _holds_text(facts),
             size_text(facts.num_bytes),
             age_text(now - facts.created),
             layout_text(facts.layout),
@@ -67,6 +68,11 @@ def layout_text(layout: Mapping[str, int]) -> str:
     if not layout:
         return "–"
     return " ".join(f"{short}{layout[name]}" for name, short in _SHORT.items() if layout.get(name, 1) > 1) or "1 rank"
+
+
+def _holds_text(facts: CheckpointFacts) -> str:
+    """Such as "policy", or "adapter of rank 16 on models/beam"."""
+    return f"{facts.holds} of rank {facts.lora_rank} on {facts.base}" if facts.lora_rank else facts.holds
 
 
 def _verified_text(facts: CheckpointFacts, now: float) -> str:

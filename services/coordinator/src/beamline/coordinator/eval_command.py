@@ -17,7 +17,7 @@ from beamline.coordinator.progress_bar import working
 from beamline.coordinator.summary import Summary, read_summary
 from beamline.protocol.config import RunConfig
 from beamline.protocol.errors import BeamlineError, ConfigError, WeightError
-from beamline.runtime.checkpoints import LATEST, POLICY, resolve, root_of
+from beamline.runtime.checkpoints import ADAPTER, LATEST, POLICY, holding, resolve, root_of
 from beamline.runtime.recipe import load_recipe
 from beamline.runtime.run_files import read_config, run_dir
 
@@ -103,7 +103,13 @@ def policy_of(checkpoint: str, config: RunConfig) -> Path:
             f"--checkpoint {path} is neither a checkpoint, which has a manifest.json, nor a Hugging Face directory, "
             "which has a config.json"
         )
-    return _verified(path) / POLICY
+    folder = _verified(path)
+    if holding(folder) == ADAPTER:
+        raise ConfigError(
+            f"--checkpoint {folder} holds adapters: merge them into their model with `beamline export {folder} DIR "
+            "--merge`, and give that directory"
+        )
+    return folder / POLICY
 
 
 def _checkpoints_of(run_dir: Path) -> Path:

@@ -28,11 +28,11 @@ _OLD = ".old"
 """Ends the name of a folder that is being replaced, before the draft's own ending."""
 
 
-def begin(root: Path, step: int) -> Path:
-    """An empty draft for the checkpoint of a step; what an earlier try has left there is gone."""
+def begin(root: Path, step: int, folder: str = POLICY) -> Path:
+    """A draft for the checkpoint of a step, with an empty folder in it; what an earlier try has left there is gone."""
     draft = draft_of(step_folder(root, step))
     discard(draft)
-    (draft / POLICY).mkdir(parents=True)
+    (draft / folder).mkdir(parents=True)
     return draft
 
 

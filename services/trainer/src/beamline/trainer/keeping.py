@@ -15,11 +15,11 @@ from typing import Any
 from beamline.protocol.errors import BeamlineError, WeightError
 from beamline.protocol.messages import SaveRequest
 from beamline.runtime.checkpoint_manifest import MANIFEST, VERIFIED, read_manifest
-from beamline.runtime.checkpoints import POLICY, TRAINER_STATE, TrainerState, draft_of, step_folder
+from beamline.runtime.checkpoints import TRAINER_STATE, TrainerState, draft_of, step_folder
 from beamline.runtime.export import link_or_copy, place_policy
 from beamline.runtime.model_identity import ModelIdentity
 from beamline.trainer.checkpoint import begin, discard, remove_drafts, seal, sync, take_name
-from beamline.trainer.description import describe
+from beamline.trainer.kept import Kept
 from beamline.trainer.rank import Rank
 from beamline.trainer.retention import Retention
 
@@ -39,15 +39,16 @@ class KeepingSettings:
 
     model_dir: Path
     dtype: str
+    kept: Kept
     checkpoints: Path
     exports: Path
     retention: Retention
     layout: Mapping[str, int]
     optimizer: Mapping[str, Any]
-    policy_bytes: int
-    """What the weights take on disk, about."""
-    state_bytes: int
-    """What the optimizer's state takes, about."""
+    checkpoint_bytes: int
+    """What a checkpoint takes on disk, about."""
+    export_bytes: int
+    """What an export takes, about."""
 
 
 class Abandoned(BeamlineError):
@@ -77,9 +78,9 @@ class Keeping:
         """Write down what changes with the policy's next update."""
         s, step = self._settings, request.step
         if request.checkpoint:
-            self._fill(begin(s.checkpoints, step), rank.save)
+            self._fill(begin(s.checkpoints, step, s.kept.folder), rank.save)
         elif step not in self._complete:
-            self._fill(begin(s.exports, step), rank.save_weights)
+            self._fill(begin(s.exports, step, s.kept.folder), rank.save_weights)
 
     def seal(self, step: int, files: Mapping[str, bytes]) -> tuple[Path, int]:
         """Complete a step's checkpoint with the coordinator's files; returns its folder and bytes."""
@@ -95,6 +96,7 @@ class Keeping:
             optimizer=dict(s.optimizer),
             versions={package: version(package) for package in PACKAGES},
             created=time.time(),
+            **s.kept.facts(),
         )
         folder = seal(draft, state, self._advance)
         self._complete.add(step)
@@ -102,13 +104,14 @@ class Keeping:
         return folder, read_manifest(folder).num_bytes
 
     def export(self, step: int) -> Path:
-        """Complete a step's export: from its draft, or else from the step's checkpoint. Returns the policy's folder."""
-        s = self._settings
+        """Complete a step's export: from its draft, or else from the step's checkpoint. Returns the model's folder."""
+        s, kept = self._settings, self._settings.kept
         draft = draft_of(step_folder(s.exports, step))
         if not draft.exists():
-            place_policy(step_folder(s.checkpoints, step) / POLICY, draft / POLICY, link_or_copy)
+            place_policy(step_folder(s.checkpoints, step) / kept.folder, draft / kept.folder, link_or_copy)
+        kept.complete(draft, self._advance)
         sync(draft, self._advance)
-        return take_name(draft) / POLICY
+        return take_name(draft) / kept.model_folder
 
     def discard(self, step: int) -> None:
         """Remove what there is of a step that is not complete, as far as the disk lets us."""
@@ -119,15 +122,15 @@ class Keeping:
     def explain(self, step: int, what: str, failure: Exception) -> str:
         """Why a step's checkpoint or export has come to nothing, with the bytes that it takes and that are there."""
         s = self._settings
-        root = s.checkpoints if what == CHECKPOINT else s.exports
-        needed = s.policy_bytes + (s.state_bytes if what == CHECKPOINT else 0)
+        root, needed = (s.checkpoints, s.checkpoint_bytes) if what == CHECKPOINT else (s.exports, s.export_bytes)
         return (
             f"the {what} of step {step} in {root} came to nothing: {failure}; it takes about {needed:,} bytes, and "
             f"{_free_bytes(root):,} are free there"
         )
 
     def _fill(self, draft: Path, write: Callable[[Path], None]) -> None:
-        describe(self._settings.model_dir, draft / POLICY, self._settings.dtype)
+        kept = self._settings.kept
+        kept.describe(draft / kept.folder)
         write(draft)
 
     def _prune(self) -> None:

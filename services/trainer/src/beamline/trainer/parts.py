@@ -2,6 +2,7 @@
 
 import gc
 import json
+import math
 from concurrent.futures import Executor
 from pathlib import Path
 
@@ -10,13 +11,16 @@ import torch
 from torch._C._distributed_c10d import TCPStore
 
 from beamline.models.weight_files import num_elements
+from beamline.protocol.adapter import adapter_shapes
 from beamline.protocol.config import Placement, RunConfig
 from beamline.protocol.subjects import Subjects
+from beamline.runtime.adapter_merge import adapters_in
 from beamline.runtime.checkpoints import root_of
 from beamline.runtime.service import ServiceContext
 from beamline.runtime.shm_blobs import shm_root
 from beamline.trainer.commands import Join
 from beamline.trainer.keeping import STATE_BYTES, KeepingSettings
+from beamline.trainer.kept import AdaptersAlone, WholePolicy
 from beamline.trainer.loss import policy_loss, reading, reward_penalty
 from beamline.trainer.megatron import distributed
 from beamline.trainer.megatron.build import DTYPES, build_model
@@ -95,11 +99,15 @@ def build_worker(context: ServiceContext, rank: Rank, thread: Executor) -> Train
 
 
 def _keeping(config: RunConfig, run_dir: Path) -> KeepingSettings:
-    trainer, model_dir = config.trainer, Path(config.model.path)
-    parallel, num_weights = trainer.parallel, num_elements(model_dir)
+    trainer, parallel, lora = config.trainer, config.trainer.parallel, config.model.lora
+    model_dir = Path(config.model.path)
+    shapes = adapter_shapes(adapters_in(model_dir, lora)).values() if lora.is_on else ()
+    num_trained = sum(map(math.prod, shapes)) if lora.is_on else num_elements(model_dir)
+    trained_bytes = num_trained * DTYPES[config.model.dtype].itemsize
     return KeepingSettings(
         model_dir=model_dir,
         dtype=config.model.dtype,
+        kept=AdaptersAlone(model_dir, lora) if lora.is_on else WholePolicy(model_dir, config.model.dtype),
         checkpoints=root_of(run_dir, trainer.checkpoint_path),
         exports=Path(trainer.export_path).resolve() if trainer.export_path else run_dir / "exports",
         retention=Retention(num_newest=trainer.keep_checkpoints, every=trainer.keep_every),
@@ -110,8 +118,8 @@ def _keeping(config: RunConfig, run_dir: Path) -> KeepingSettings:
             "data": parallel.data,
         },
         optimizer=msgspec.to_builtins(trainer.optimizer),
-        policy_bytes=num_weights * DTYPES[config.model.dtype].itemsize,
-        state_bytes=num_weights * STATE_BYTES,
+        checkpoint_bytes=trained_bytes + num_trained * STATE_BYTES,
+        export_bytes=trained_bytes + (_model_bytes(config) if lora.is_on else 0),
     )
 
 

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from beamline.coordinator.progress_bar import working
 from beamline.protocol.config import RunConfig
 from beamline.protocol.errors import ConfigError, WeightError
+from beamline.runtime.checkpoint_fit import misfit
 from beamline.runtime.checkpoints import TRAINER_STATE, TrainerState, checkpoints_of, damage, resolve, root_of
 
 type Say = Callable[[str], None]
@@ -30,8 +31,9 @@ def find_origin(config: RunConfig, run_dir: Path, *, begun: bool, say: Say) -> O
         begun: whether the run's folder is there from an earlier start.
 
     Raises:
-        ConfigError: the checkpoint is damaged, of another model or type, or has all the steps already; all are damaged,
-            or the run has ended without one; or the run would mix its checkpoints with those of another.
+        ConfigError: the checkpoint is damaged, of another model, other adapters or another type, or has all the steps
+            already; all are damaged, or the run has ended without one; or the run would mix its checkpoints with those
+            of another.
     """
     root = root_of(run_dir, config.trainer.checkpoint_path)
     if config.trainer.resume_mode == "latest":
@@ -133,6 +135,8 @@ def _fitting(config: RunConfig, folder: Path) -> Origin:
     if wrong := damage(folder, deep=False, model=Path(config.model.path)):
         raise ConfigError(f"checkpoint {folder} does not fit model.path: {wrong}; give the model that it is of")
     state = msgspec.json.decode((folder / TRAINER_STATE).read_bytes(), type=TrainerState)
+    if wrong := misfit(folder, state, config.model.lora):
+        raise ConfigError(wrong)
     if state.dtype != config.model.dtype:
         raise ConfigError(
             f"checkpoint {folder} is of model.dtype={state.dtype}, not {config.model.dtype}: set model.dtype="

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from beamline.trainer.megatron.model import Model
+from beamline.trainer.megatron.policy_files import PolicyFolder
 from beamline.trainer.megatron.reference import CopiedWeights
 from beamline.trainer.megatron.slots import slots_of, units_of
 from beamline.trainer.shards import Slot
@@ -17,6 +18,7 @@ class AllWeights:
 
     def __init__(self, model: Model) -> None:
         self._model = model
+        self.folder = PolicyFolder()
 
     def slots(self) -> dict[str, list[Slot]]:
         return slots_of(self._model, self._tasks)

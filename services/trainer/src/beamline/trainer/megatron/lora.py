@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from beamline.models.weight_files import tensor_shapes
 from beamline.protocol.adapter import Adapter, adapters_of
 from beamline.protocol.lora_config import LoraSection
+from beamline.trainer.megatron.adapter_folder import AdapterFolder
 from beamline.trainer.megatron.lora_export import gathered
 from beamline.trainer.megatron.lora_init import start_values
 from beamline.trainer.megatron.lora_slots import AdapterParts, parts_of
@@ -65,6 +66,10 @@ class Adapters:
     adapters: list[Adapter]
     """Of the whole model."""
     parts: AdapterParts
+
+    @property
+    def folder(self) -> AdapterFolder:
+        return AdapterFolder(self.adapters, self.model.path)
 
     def slots(self) -> dict[str, list[Slot]]:
         return self.parts.slots

@@ -10,6 +10,7 @@ from megatron.bridge.models.conversion.auto_bridge import AutoBridge
 from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor
 
+from beamline.trainer.megatron.policy_files import Folder
 from beamline.trainer.shards import Slot
 
 
@@ -26,6 +27,11 @@ class Reference(Protocol):
 
 class Trained(Protocol):
     """What of a model changes, and so all of it that is exported and saved."""
+
+    @property
+    def folder(self) -> Folder:
+        """Where and how it lies in a checkpoint."""
+        ...
 
     def slots(self) -> Mapping[str, Sequence[Slot]]:
         """All that this rank holds, whoever exports it, by the name of parameter or buffer; each element once."""

@@ -136,13 +136,13 @@ class MegatronPolicy:
         return self._optimizer.gradient_bytes()
 
     def save(self, directory: Path) -> None:
-        saving.save(directory, self.export(), self._optimizer, self._trained.slots())
+        saving.save(directory, self._trained, self._optimizer)
 
     def save_weights(self, directory: Path) -> None:
-        saving.save_weights(directory, self.export())
+        saving.save_weights(directory, self._trained)
 
     def load(self, directory: Path) -> None:
-        saving.load(directory, self._optimizer, self._trained.slots())
+        saving.load(directory, self._trained, self._optimizer)
 
     def close(self) -> None:
         """Let go of what the optimizer holds outside of memory."""

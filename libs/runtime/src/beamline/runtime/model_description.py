@@ -10,18 +10,21 @@ GENERATION = "generation_config.json"
 _TOKENS = ("eos", "pad", "bos")
 
 
-def describe(model_dir: Path, policy: Path, dtype: str) -> None:
+def describe(model_dir: Path, policy: Path, dtype: str = "") -> None:
     """Copy all files of `model_dir` but its weights, and make them say what the policy is.
 
-    config.json names the type in which the weights are written; generation_config.json, which a model may lack or have
-    without them, the tokens that end and fill a text.
+    generation_config.json, which a model may lack or have without them, names the tokens that end and fill a text.
+
+    Args:
+        dtype: in which the weights are written, for config.json to name it; empty where that is the model's own.
     """
     for path in sorted(model_dir.iterdir()):
         if path.is_file() and not any(path.match(pattern) for pattern in _WEIGHTS):
             shutil.copyfile(path, policy / path.name)
     config = _read(policy / "config.json")
-    config.pop("torch_dtype", None)
-    write_json(policy / "config.json", {**config, "dtype": dtype})
+    if dtype:
+        config.pop("torch_dtype", None)
+        write_json(policy / "config.json", {**config, "dtype": dtype})
     generation = _read(policy / GENERATION)
     completed = {**_token_ids(policy, config), **{name: v for name, v in generation.items() if v is not None}}
     if completed != generation:
