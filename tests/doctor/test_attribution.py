@@ -4,27 +4,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from beamline.coordinator.doctor.case import Options, case_of_run
-from beamline.coordinator.doctor.diagnose import diagnose
-from beamline.coordinator.doctor.diagnosis import Diagnosis
-from beamline.coordinator.doctor.engine_tokens import read_engine_tokens
-from beamline.coordinator.doctor.mismatch import evidence_of
-from beamline.models.chat import ChatTokenizer
 from beamline.protocol import doctor
 from beamline.protocol.doctor import Recomputed
-from beamline.runtime.sample_files import read_index
-from doctor_cases import Examined, FinishedRun, sampled_earlier
+from doctor_cases import Examined, judge, sampled_earlier
 
 
 def column(recomputed: Recomputed, name: str) -> np.ndarray:
     return np.frombuffer(recomputed.readings[name], "<f4").astype(np.float64)
-
-
-def judge(run: FinishedRun, recomputed: Recomputed) -> Diagnosis:
-    """The diagnosis from readings that are there already."""
-    case, samples = case_of_run(run.path, Options()), read_index(run.samples)
-    engine = read_engine_tokens(run.samples, samples, ChatTokenizer.load(case.engine_model).decode)
-    return diagnose(run.path.name, evidence_of(case, samples, engine, recomputed), samples, recomputed)
 
 
 @pytest.fixture(scope="module")

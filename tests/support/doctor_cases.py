@@ -12,20 +12,29 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from adapter_checkpoints import adapters_with, make_adapter_checkpoint
+from beamline.coordinator.doctor.case import Options, case_of_run
+from beamline.coordinator.doctor.diagnose import diagnose
 from beamline.coordinator.doctor.diagnosis import Diagnosis
+from beamline.coordinator.doctor.engine_tokens import read_engine_tokens
+from beamline.coordinator.doctor.mismatch import evidence_of
 from beamline.coordinator.launch.local import environment, interpreter
+from beamline.models.chat import ChatTokenizer
 from beamline.protocol.algorithm_config import AlgorithmSection
 from beamline.protocol.blobs import RoutedExperts, Trajectories, VersionSpan, decode_blob, encode_blob
 from beamline.protocol.config import DataSection, ModelSection, RolloutSection, RunConfig, RunSection
 from beamline.protocol.config import SamplingSection as Sampling
 from beamline.protocol.doctor import READINGS, Recomputed, SampleRequest
+from beamline.protocol.lora_config import LoraSection
 from beamline.runtime.request_program import read_request, write_request
-from beamline.runtime.run_files import write_config
+from beamline.runtime.run_files import read_config, write_config
 from beamline.runtime.sample_files import read_index, read_recomputed
+from made_adapters import made
 from real_runs import Ended, beamline
 
 HERE = Path(__file__).parent
 TEMPERATURE = 0.7
+LORA = LoraSection(rank=8, normalize_moe_lora=True)
 STEP = 3
 MAKE_DEADLINE_S, SAMPLE_DEADLINE_S, EXAMINE_DEADLINE_S = 120, 120, 240
 SAMPLER = ("-m", "beamline.rollout.sample")
@@ -59,7 +68,8 @@ class FinishedRun:
         """Another run, with the same checkpoint and samples."""
         path = self.path.parent / name
         shutil.copytree(self.path, path, symlinks=True)
-        write_config(path, run_config(self.path.parent / "model", path, dtype, routing_replay))
+        lora = read_config(path).model.lora
+        write_config(path, run_config(self.path.parent / "model", path, dtype, routing_replay, lora))
         return FinishedRun(path)
 
     def sample_anew(self, program: Sequence[str] = SAMPLER, **changes: str) -> None:
@@ -119,6 +129,16 @@ def finished_run(model: Path, path: Path) -> FinishedRun:
     return FinishedRun(path)
 
 
+def adapted_run(model: Path, path: Path) -> FinishedRun:
+    """A run of tiny Beam with LoRA that kept no samples; no adapter of its checkpoint is zero."""
+    path.mkdir()
+    (path / "launcher.lock").touch()
+    write_config(path, run_config(model, path, lora=LORA))
+    made_tensors = made(adapters_with("tiny-beam", LORA))
+    make_adapter_checkpoint(path / "checkpoints", STEP, model, "tiny-beam", LORA, made_tensors)
+    return FinishedRun(path)
+
+
 @dataclass(frozen=True)
 class Examined:
     """A run that the doctor has seen."""
@@ -138,10 +158,19 @@ def one_a_core() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(len(cores), initializer=lambda: os.sched_setaffinity(0, {cores.pop()}))
 
 
-def run_config(model: Path, path: Path, dtype: str = "float32", routing_replay: bool = True) -> RunConfig:
+def judge(run: FinishedRun, recomputed: Recomputed) -> Diagnosis:
+    """The diagnosis from readings that are there already."""
+    case, samples = case_of_run(run.path, Options()), read_index(run.samples)
+    engine = read_engine_tokens(run.samples, samples, ChatTokenizer.load(case.engine_model).decode)
+    return diagnose(run.path.name, evidence_of(case, samples, engine, recomputed), samples, recomputed)
+
+
+def run_config(
+    model: Path, path: Path, dtype: str = "float32", routing_replay: bool = True, lora: LoraSection | None = None
+) -> RunConfig:
     return RunConfig(
         run=RunSection(name=path.name, dir=str(path.parent)),
-        model=ModelSection(path=str(model), dtype=dtype),
+        model=ModelSection(path=str(model), dtype=dtype, lora=lora or LoraSection()),
         data=DataSection(max_prompt_tokens=64),
         rollout=RolloutSection(sampling=Sampling(max_response_tokens=48, temperature=TEMPERATURE)),
         algorithm=AlgorithmSection(routing_replay=routing_replay),

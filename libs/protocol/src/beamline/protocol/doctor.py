@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from beamline.protocol.lora_config import LoraSection
 from beamline.protocol.messages import PromptGroup
 
 INDEX = "samples.json"
@@ -19,6 +20,9 @@ TEMPERATURE_BEFORE_SOFTCAP = "temperature before softcap"
 SOFTCAP_DROPPED = "softcap dropped"
 TOKENS_LATE = "tokens one late"
 TOKENS_EARLY = "tokens one early"
+ADAPTERS_LEFT_OUT = "adapters left out"
+EXPERTS_SCALED_BY_RANK = "experts scaled by alpha / rank"
+"""In the place of alpha by their own, smaller rank: as a reader does that knows one scale for all adapters."""
 
 type Routing = Literal["replay", "live"]
 
@@ -54,6 +58,10 @@ class SampleRequest(_File, kw_only=True):
     dtype: str
     policy_version: int
     groups: list[PromptGroup]
+    lora: LoraSection = LoraSection()
+    """Of the run, where it trained adapters."""
+    adapters: str = ""
+    """Their directory in PEFT's format; empty where `model` is all of the policy."""
 
 
 class ReadRequest(_File, kw_only=True):
@@ -67,6 +75,10 @@ class ReadRequest(_File, kw_only=True):
     """Whether the run replays the engine's routes."""
     max_tokens: int
     """Of one micro-batch."""
+    lora: LoraSection = LoraSection()
+    """Of the run, where it trained adapters."""
+    base: str = ""
+    """Hugging Face directory that a checkpoint's adapters are of; empty where there are none."""
 
 
 class Recomputed(_File, kw_only=True, tag="Recomputed/1"):

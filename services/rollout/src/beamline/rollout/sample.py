@@ -10,9 +10,10 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from beamline.models.routing import RoutingShape
+from beamline.protocol.adapter import adapter_shapes
 from beamline.protocol.blobs import encode_blob
 from beamline.protocol.config import EngineSection
 from beamline.protocol.doctor import KeptGroup, KeptSamples, SampleRequest
@@ -20,12 +21,17 @@ from beamline.protocol.messages import PromptGroup
 from beamline.rollout import checkpoint, environment
 from beamline.rollout.engine import Completion, Engine
 from beamline.rollout.pack import pack_routed_experts, pack_trajectories
+from beamline.runtime.adapter_files import AdapterFiles
+from beamline.runtime.adapter_merge import adapters_in
 from beamline.runtime.heavy_import import import_heavy
 from beamline.runtime.request_program import serve
 from beamline.runtime.sample_files import write_index
 from beamline.weights.manifest import WeightManifest, merge
 from beamline.weights.shm import ShmOwner
 from beamline.weights.tensors import STORAGE, Shard
+
+if TYPE_CHECKING:
+    import torch
 
 MANIFEST = "manifest.bin"
 
@@ -40,7 +46,7 @@ async def sample(request: SampleRequest, folder: Path) -> None:
     model_path = Path(request.model)
     engine = await _start(request, model_path)
     try:
-        with exported(model_path, request.policy_version) as manifest:
+        with exported(_policy(request), request.policy_version) as manifest:
             await engine.stage_weights(manifest)
             await engine.activate_weights()
         completions = await asyncio.gather(*(engine.generate(group) for group in request.groups))
@@ -64,12 +70,12 @@ async def sample(request: SampleRequest, folder: Path) -> None:
 
 
 @contextmanager
-def exported(model_path: Path, policy_version: int) -> Iterator[WeightManifest]:
-    """A directory's tensors in shared memory, as a policy. Raises WeightError."""
+def exported(policy: Iterator[Shard], policy_version: int) -> Iterator[WeightManifest]:
+    """Tensors in shared memory, as a policy. Raises WeightError."""
     with tempfile.TemporaryDirectory(prefix="beamline-doctor-") as folder:
         owner = ShmOwner(Path(folder) / "weights.sock")
         try:
-            owner.export(policy_version, tensors_of(model_path))
+            owner.export(policy_version, policy)
             yield merge([owner.describe()])
         finally:
             owner.close()
@@ -77,16 +83,33 @@ def exported(model_path: Path, policy_version: int) -> Iterator[WeightManifest]:
 
 def tensors_of(model_path: Path) -> Iterator[Shard]:
     """Every tensor of a directory as its file has it, one at a time."""
-    import torch
     from safetensors import safe_open
 
     for path in sorted(model_path.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118  it is no mapping
-                tensor = file.get_tensor(name).contiguous()
-                kind = str(tensor.dtype).removeprefix("torch.")
-                bits = tensor.view(-1).view(torch.uint8).numpy().view(STORAGE[tensor.element_size()])
-                yield Shard.whole(name, kind, bits.reshape(tensor.shape))
+                yield _shard(name, file.get_tensor(name))
+
+
+def _policy(request: SampleRequest) -> Iterator[Shard]:
+    """What the engine is to serve: all weights, or adapters in its precision."""
+    if not request.adapters:
+        yield from tensors_of(Path(request.model))
+        return
+    import torch
+
+    files = AdapterFiles(Path(request.adapters))
+    for name in adapter_shapes(adapters_in(Path(request.model), request.lora)):
+        yield _shard(name, torch.from_numpy(files.read(name)).to(getattr(torch, request.dtype)))
+
+
+def _shard(name: str, values: "torch.Tensor") -> Shard:
+    import torch
+
+    tensor = values.contiguous()
+    kind = str(tensor.dtype).removeprefix("torch.")
+    bits = tensor.view(-1).view(torch.uint8).numpy().view(STORAGE[tensor.element_size()])
+    return Shard.whole(name, kind, bits.reshape(tensor.shape))
 
 
 async def _start(request: SampleRequest, model_path: Path) -> Engine:
@@ -100,6 +123,7 @@ async def _start(request: SampleRequest, model_path: Path) -> Engine:
         max_model_tokens=longest,
         config=EngineSection(),
         policy_version=request.policy_version,
+        lora=request.lora if request.adapters else None,
     )
 
 

@@ -19,6 +19,8 @@ from beamline.protocol import doctor
 WEIGHTS, ROUTING, PRECISION, TEMPERATURE, SOFTCAP, TOKENS, STALENESS = (
     "weights", "routing", "precision", "temperature", "softcap", "tokenisation", "staleness",
 )  # fmt: skip
+ADAPTERS = "adapters"
+"""Of a run that has some."""
 LOGPROBS_LATE, LOGPROBS_EARLY = "log-probabilities one late", "log-probabilities one early"
 FLOORS = {"float32": 1e-4, "bfloat16": 5e-3}
 """Mean gap that is nobody's fault. In bfloat16 it is at least that; twice the trainer's own rounding where more."""
@@ -109,7 +111,7 @@ class Evidence:
     def mistakes(self) -> set[str]:
         """Causes that a reading undoes and that are wrong however little they do."""
         wrong_trace = {ROUTING} if self.routing == "replay" else set[str]()
-        return {TEMPERATURE, SOFTCAP, TOKENS} | wrong_trace
+        return {TEMPERATURE, SOFTCAP, TOKENS, ADAPTERS} | wrong_trace
 
     @property
     def stale_L(self) -> np.ndarray:
@@ -125,6 +127,8 @@ def attribute(evidence: Evidence) -> list[Cause]:
         _undone(evidence, fits, SOFTCAP, [doctor.SOFTCAP_DROPPED]),
         _undone(evidence, fits, TOKENS, [doctor.TOKENS_LATE, doctor.TOKENS_EARLY, LOGPROBS_LATE, LOGPROBS_EARLY]),
     ]
+    if doctor.ADAPTERS_LEFT_OUT in fits:
+        undone.append(_undone(evidence, fits, ADAPTERS, [doctor.ADAPTERS_LEFT_OUT, doctor.EXPERTS_SCALED_BY_RANK]))
     gap = evidence.gap(evidence.own)
     left = 1.0 - max(cause.share for cause in undone)
     stale = _staleness(evidence, gap, left)
@@ -152,6 +156,8 @@ def _told(evidence: Evidence, reading: str) -> str:
         doctor.SOFTCAP_DROPPED: f"without the softcap of {softcap or 0:g}",
         doctor.TOKENS_LATE: "with every response token moved back by one",
         doctor.TOKENS_EARLY: "with every response token moved on by one",
+        doctor.ADAPTERS_LEFT_OUT: "without the adapters",
+        doctor.EXPERTS_SCALED_BY_RANK: "with the experts' adapters scaled by alpha / rank, as the others are,",
         LOGPROBS_LATE: "with every log-probability moved back by one token",
         LOGPROBS_EARLY: "with every log-probability moved on by one token",
         doctor.reading_name(evidence.dtype, "replay"): "with the engine's experts replayed",

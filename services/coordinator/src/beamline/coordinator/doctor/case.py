@@ -9,6 +9,7 @@ from beamline.coordinator.launch import preflight
 from beamline.coordinator.launch.run_folder import in_use
 from beamline.protocol.config import DataSection, EvalSet, ModelSection, RolloutSection, RunConfig, SamplingSection
 from beamline.protocol.errors import ConfigError
+from beamline.runtime.checkpoints import ADAPTER, POLICY
 from beamline.runtime.run_files import read_config
 
 _STEP = "global_step_"
@@ -45,12 +46,14 @@ class Case:
     trainer_model: Path
     """What the trainer reads: a checkpoint's folder, or a model's directory."""
     engine_model: Path
-    """Hugging Face directory that an engine would serve."""
+    """Hugging Face directory that an engine would serve; of a run with LoRA its base."""
     policy_version: int
     folder: Path
     """Where samples and findings lie."""
     sample: bool
     """Have an engine sample, whatever lies in the folder."""
+    adapters: Path | None = None
+    """That an engine would serve, in PEFT's format; None where it would serve the model as it is."""
 
 
 def case_of_run(run_dir: Path, options: Options) -> Case:
@@ -70,9 +73,12 @@ def case_of_run(run_dir: Path, options: Options) -> Case:
         )
     folder = latest.resolve()
     step = folder.name.removeprefix(_STEP)
-    if not step.isdigit() or not (folder / "policy").is_dir():
+    adapters = folder / ADAPTER if config.model.lora.is_on else None
+    model = Path(config.model.path) if adapters else folder / POLICY
+    if not step.isdigit() or not (adapters or model).is_dir():
         raise ConfigError(f"{latest} points at {folder}, which is no checkpoint: point it at a {_STEP}N in {root}")
-    return Case(run_dir.name, config, folder, folder / "policy", int(step), run_dir / "doctor", options.need_sampling)
+    into = run_dir / "doctor"
+    return Case(run_dir.name, config, folder, model, int(step), into, options.need_sampling, adapters)
 
 
 def case_of_model(model: Path, folder: Path, options: Options) -> Case:

@@ -47,6 +47,8 @@ class Sides:
             dtype=case.config.model.dtype,
             policy_version=case.policy_version,
             groups=list(_groups(case, options)),
+            lora=case.config.model.lora,
+            adapters=str(case.adapters or ""),
         )
         self._run("rollout", "beamline.rollout.sample", request, case.folder)
 
@@ -57,6 +59,8 @@ class Sides:
             dtype=case.config.model.dtype,
             replay=case.config.algorithm.routing_replay,
             max_tokens=case.config.trainer.max_tokens_per_micro_batch,
+            lora=case.config.model.lora,
+            base=str(case.engine_model) if case.adapters else "",
         )
         self._run("trainer", "beamline.trainer.doctor", request, case.folder)
         return read_recomputed(case.folder / READINGS)

@@ -6,6 +6,7 @@ Legend: L loss tokens of all trajectories.
 import gc
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,9 +15,12 @@ import torch
 
 from beamline.algorithms import packing
 from beamline.protocol import doctor
+from beamline.protocol.adapter import adapter_shapes
+from beamline.runtime.adapter_merge import adapters_in
 from beamline.runtime.sample_files import write_recomputed
 from beamline.trainer.batch import MicroBatch, Trajectory
 from beamline.trainer.doctor.samples import Samples
+from beamline.trainer.doctor.stored_adapters import Slots, differing_adapters, experts_scaled
 from beamline.trainer.doctor.stored_weights import differing_weights
 from beamline.trainer.doctor.subject import Subject
 from beamline.trainer.megatron import distributed
@@ -26,6 +30,7 @@ from beamline.trainer.megatron.head import Head
 from beamline.trainer.megatron.optimizer import AdamWSettings
 from beamline.trainer.megatron.policy import MegatronPolicy
 from beamline.trainer.routing import RouteCounts
+from beamline.weights.manifest import WeightManifest
 
 
 class ReadingPolicy(MegatronPolicy):
@@ -34,6 +39,21 @@ class ReadingPolicy(MegatronPolicy):
     @property
     def head(self) -> Head:
         return self._head
+
+    def take_policy(self, checkpoint: Path) -> None:
+        """Have the weights of a checkpoint. Raises WeightError for one that does not fit."""
+        files, held = self._trained.folder.open(checkpoint), [slot for found in self.slots.values() for slot in found]
+        files.check(held)
+        files.load(held)
+
+    @property
+    def slots(self) -> Slots:
+        """Of what the run trains."""
+        return self._trained.slots()
+
+    def without_adapters(self) -> AbstractContextManager[None]:
+        """Inside, the base alone is read."""
+        return self._trained.reference().in_place()
 
     def read(self, trajectories: Sequence[Trajectory], max_tokens: int, head: Head | None = None) -> np.ndarray:
         """Log-probabilities at the loss tokens, float32 [L], in the order of the trajectories."""
@@ -73,7 +93,7 @@ def recompute(subject: Subject, samples: Samples, folder: Path) -> None:
             vocab_size=subject.vocab_size,
             readings={name: memoryview(column.astype("<f4").tobytes()) for name, column in readings.items()},
             num_weights=len(manifest.tensors) if manifest else 0,
-            differing_weights=differing_weights(subject.model, manifest) if manifest else [],
+            differing_weights=_differing(subject, manifest) if manifest else [],
             layers=layers,
             route_agreement=agreement,
         ),
@@ -85,7 +105,7 @@ def _read_all(subject: Subject, samples: Samples) -> tuple[dict[str, np.ndarray]
     readings: dict[str, np.ndarray] = {}
     counts = None
     for dtype in sorted(DTYPES, key=lambda dtype: dtype != subject.dtype):
-        policy = ReadingPolicy(build_model(subject.model, Layout(), dtype), AdamWSettings(), samples.temperature)
+        policy = _policy(subject, dtype, samples.temperature)
         if samples.routed:
             readings[doctor.reading_name(dtype, "replay")] = policy.read(samples.trajectories, subject.max_tokens)
         counts = counts or policy.take_route_counts()
@@ -98,6 +118,21 @@ def _read_all(subject: Subject, samples: Samples) -> tuple[dict[str, np.ndarray]
     return readings, counts
 
 
+def _policy(subject: Subject, dtype: str, temperature: float) -> ReadingPolicy:
+    model = build_model(subject.model, Layout(), dtype, lora=subject.lora)
+    policy = ReadingPolicy(model, AdamWSettings(), temperature)
+    if subject.adapters:
+        policy.take_policy(subject.adapters.parent)
+    return policy
+
+
+def _differing(subject: Subject, manifest: WeightManifest) -> list[str]:
+    if subject.adapters:
+        names = adapter_shapes(adapters_in(subject.model, subject.lora))
+        return differing_adapters(subject.adapters, names, manifest)
+    return differing_weights(subject.model, manifest)
+
+
 def _mistaken(policy: ReadingPolicy, samples: Samples, subject: Subject) -> dict[str, np.ndarray]:
     """With the run's own routing, one mistake at a time."""
     own = samples if subject.replay else replace(samples, trajectories=samples.live())
@@ -105,7 +140,18 @@ def _mistaken(policy: ReadingPolicy, samples: Samples, subject: Subject) -> dict
     # A column that stands one place too late is put right by moving it back.
     found[doctor.TOKENS_LATE] = policy.read(own.shifted(-1), subject.max_tokens)
     found[doctor.TOKENS_EARLY] = policy.read(own.shifted(1), subject.max_tokens)
+    for name, mistake in _wrong_adapters(policy, subject):
+        with mistake:
+            found[name] = policy.read(own.trajectories, subject.max_tokens)
     return found
+
+
+def _wrong_adapters(policy: ReadingPolicy, subject: Subject) -> Iterator[tuple[str, AbstractContextManager[None]]]:
+    """Mistakes that a run with adapters may make."""
+    if subject.adapters:
+        yield doctor.ADAPTERS_LEFT_OUT, policy.without_adapters()
+        if subject.lora.normalize_moe_lora:
+            yield doctor.EXPERTS_SCALED_BY_RANK, experts_scaled(policy.slots, 1 / subject.shape.top_k)
 
 
 def _wrong_heads(head: Head) -> Iterator[tuple[str, Head]]:

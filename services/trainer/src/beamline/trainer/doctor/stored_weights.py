@@ -20,18 +20,21 @@ def differing_weights(model: Path, manifest: WeightManifest) -> list[str]:
     ]
 
 
+def has_checksums(tensor: torch.Tensor, entry: TensorEntry) -> bool:
+    """Whether a tensor has the type, the shape and in every piece the bytes that were verified."""
+    if (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)) != (entry.dtype, entry.shape):
+        return False
+    return all(_checksum(tensor[_inside(piece)]) == piece.checksum for piece in entry.pieces)
+
+
 def _names(path: Path) -> list[str]:
     with safe_open(path, framework="pt") as file:
         return list(file.keys())
 
 
 def _is_same(path: Path, entry: TensorEntry) -> bool:
-    """Whether a tensor of a file has the type, the shape and in every piece the bytes that were verified."""
     with safe_open(path, framework="pt") as file:
-        tensor = file.get_tensor(entry.name)
-    if (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)) != (entry.dtype, entry.shape):
-        return False
-    return all(_checksum(tensor[_inside(piece)]) == piece.checksum for piece in entry.pieces)
+        return has_checksums(file.get_tensor(entry.name), entry)
 
 
 def _inside(piece: Piece) -> tuple[slice, ...]:

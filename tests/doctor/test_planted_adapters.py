@@ -1,0 +1,88 @@
+"""A run that trained adapters, whose engine sampled without them: the doctor says so, and tells a wrong scale from it.
+
+The engine is vLLM's, the trainer Megatron's. Other faults are planted in what the two have said.
+"""
+
+import os
+import shutil
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+
+from beamline.coordinator.doctor.case import Options, case_of_run
+from beamline.coordinator.doctor.diagnosis import Diagnosis
+from beamline.coordinator.doctor.sides import Sides
+from beamline.models import tiny
+from beamline.protocol import doctor
+from beamline.protocol.doctor import Recomputed
+from doctor_cases import Examined, FinishedRun, adapted_run, examine, judge
+
+OPTIONS = Options(problems=6, samples=4)
+OWN = "float32/replay"
+
+
+@pytest.fixture(scope="module")
+def adapted(tmp_path_factory: pytest.TempPathFactory) -> Examined:
+    folder = tmp_path_factory.mktemp("adapted")
+    tiny.build(tiny.TINY_BEAM, folder / "model", seed=7, randomise=True)
+    run = adapted_run(folder / "model", folder / "adapted")
+    case = replace(case_of_run(run.path, OPTIONS), adapters=None)
+    Sides(os.environ, threads=len(os.sched_getaffinity(0))).sample(case, OPTIONS)
+    return Examined(run, examine(run))
+
+
+@pytest.fixture(scope="module")
+def recomputed(adapted: Examined) -> Recomputed:
+    return adapted.run.readings
+
+
+def column(recomputed: Recomputed, name: str) -> np.ndarray:
+    return np.frombuffer(recomputed.readings[name], "<f4").astype(np.float64)
+
+
+def as_if(adapted: Examined, recomputed: Recomputed, reading: str) -> Diagnosis:
+    """What is found where the engine said what the trainer reads so, of weights that it had verified."""
+    run = adapted.run.copy(reading.replace(" ", "-").replace("/", "-"))
+    run.set_logprobs(column(recomputed, reading))
+    return judge(run, msgspec.structs.replace(recomputed, differing_weights=[]))
+
+
+def share(found: Diagnosis, cause: str) -> float:
+    return next(c.share for c in found.causes if c.name == cause)
+
+
+def test_an_engine_without_the_adapters(adapted: Examined):
+    found, ended = adapted.run.diagnosis, adapted.ended
+    assert ended.code == 0, ended.output
+    assert (found.cause, found.agrees) == ("adapters", False), found.sentence
+    assert "the largest cause is the adapters, 100% of it: without the adapters the gap is" in found.sentence
+    assert found.gap.mean_abs > 0.1
+    left_out = next(r.gap.mean_abs for r in found.readings if r.name == doctor.ADAPTERS_LEFT_OUT)
+    assert left_out < 1e-5, "the trainer's base is the engine's"
+
+
+def test_experts_scaled_as_if_they_had_the_runs_rank(adapted: Examined, recomputed: Recomputed):
+    found = as_if(adapted, recomputed, doctor.EXPERTS_SCALED_BY_RANK)
+    assert (found.cause, found.agrees) == ("adapters", False), found.sentence
+    assert "with the experts' adapters scaled by alpha / rank" in found.sentence
+    assert share(found, "adapters") > 0.99 > 0.9 > share(found, "routing")
+
+
+def test_nothing_is_wrong(adapted: Examined, recomputed: Recomputed):
+    found = as_if(adapted, recomputed, OWN)
+    assert found.agrees and found.cause == "", found.sentence
+
+
+def test_readings_of_both_precisions_have_the_adapters(recomputed: Recomputed):
+    left_out = np.abs(column(recomputed, doctor.ADAPTERS_LEFT_OUT) - column(recomputed, OWN)).mean()
+    rounding = np.abs(column(recomputed, "bfloat16/replay") - column(recomputed, OWN)).mean()
+    assert 0 < rounding < left_out / 2
+
+
+def test_a_run_without_its_adapters_is_refused(adapted: Examined):
+    run: FinishedRun = adapted.run.copy("lost")
+    shutil.rmtree(run.path / "checkpoints" / "global_step_3" / "adapter")
+    ended = examine(run)
+    assert ended.code == 2 and "which is no checkpoint" in ended.output, ended.output
