@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from beamline.protocol.errors import WeightError
-from beamline.rollout.weight_check import check_dtypes, check_manifest
+from beamline.rollout.weight_check import ADAPTERS, check_dtypes, check_manifest
 from rollout_messages import export
 
 TENSORS = {"model.norm.weight": np.ones(8), "lm_head.weight": np.ones((4, 8))}
@@ -41,6 +41,26 @@ def test_a_tensor_of_which_a_piece_is_missing_is_named(tmp_path: Path):
     cut = [msgspec.structs.replace(tensor, pieces=tensor.pieces[:1]) for tensor in manifest.tensors]
     with pytest.raises(WeightError, match=r"pieces of tensor model\.norm\.weight do not make up \[8\]"):
         check_manifest(msgspec.structs.replace(manifest, tensors=cut), SHAPES)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "words"),
+    [
+        ({"q.lora_A.weight": np.ones((2, 8))}, r"q\.lora_B\.weight is missing, one of 1: export all adapters of model"),
+        (
+            {"q.lora_A.weight": np.ones((2, 8)), "q.lora_B.weight": np.ones((8, 4))},
+            r"q\.lora_B\.weight has shape \[8, 4\], that of the model's adapter is \[8, 2\]: is it an adapter from an",
+        ),
+        (
+            {"k.lora_A.weight": np.ones((2, 8))},
+            r"k\.lora_A\.weight is unknown to the model's adapters; the nearest it has is q\.lora_A\.weight: is it an",
+        ),
+    ],
+)
+def test_adapters_of_another_model_are_told_as_such(tmp_path: Path, tensors: dict[str, np.ndarray], words: str):
+    shapes = {"q.lora_A.weight": (2, 8), "q.lora_B.weight": (8, 2)}
+    with pytest.raises(WeightError, match=words):
+        check_manifest(export(tmp_path, 1, tensors), shapes, ADAPTERS)
 
 
 def manifest_of(folder: Path, dtype: type, group: str = ""):

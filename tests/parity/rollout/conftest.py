@@ -22,6 +22,7 @@ from beamline.protocol.lora_config import LoraSection
 from beamline.rollout import environment
 from beamline.rollout.engine import Engine
 from rollout_messages import close_owners
+from served_adapters import LORA, MODEL, SETTINGS, WORKER, Served, serving
 from shared_memory import segments
 from tiny_engines import ENGINE, MAX_MODEL_TOKENS
 
@@ -134,6 +135,19 @@ async def ranks(layout: str, model: Model, start: Start) -> AsyncIterator[Engine
     """An engine of two ranks that can lose rows, with the reference weights as policy 0."""
     async with start(model.path, worker="rollout_lossy_worker.LossyWorker", **{layout: 2}) as running:
         yield running
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def adapted(models: dict[str, Model], start: Start) -> AsyncIterator[Engine]:
+    """An engine for adapters."""
+    async with start(models[MODEL].path, worker=WORKER, lora=LORA, **SETTINGS) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def served(adapted: Engine, tmp_path: Path) -> Served:
+    """It serves those of a reference."""
+    return await serving(adapted, tmp_path)
 
 
 @pytest.fixture(autouse=True)
