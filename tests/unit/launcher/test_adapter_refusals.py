@@ -77,7 +77,8 @@ def test_slots_that_leave_no_cache(config: RunConfig, model: str) -> None:
 def test_a_damaged_file_is_named(config: RunConfig, tmp_path: Path) -> None:
     model = assets.materialise("tiny-beam", tmp_path / "model")
     (model / "model.safetensors").write_bytes(b"\xff" * 64)
-    assert f"{model} has a damaged *.safetensors file" in refusal(with_lora(config, model))
+    text = refusal(with_lora(config, model))
+    assert text.startswith(f"model.path={model}: {model / 'model.safetensors'} ") and "copy the model again" in text
 
 
 def test_state_and_checkpoints_have_room_for_adapters_alone(config: RunConfig, tmp_path: Path) -> None:

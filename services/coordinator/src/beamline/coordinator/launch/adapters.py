@@ -1,16 +1,13 @@
 """Whether a model can have the adapters that a run asks for, and its engines room for them."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from safetensors import SafetensorError
-
 from beamline.models import tiny
-from beamline.models.weight_files import tensor_shapes
 from beamline.protocol.adapter import Adapter, adapters_of, max_ranks
 from beamline.protocol.config import RunConfig
-from beamline.protocol.errors import ConfigError
+from beamline.protocol.errors import ConfigError, WeightError
+from beamline.runtime.adapter_merge import adapters_in
 
 ASSET = "asset:"
 """Before the name of a model that is yet to be made."""
@@ -36,23 +33,16 @@ def adapters_for(config: RunConfig) -> list[Adapter]:
     name = config.model.path.removeprefix(ASSET)
     if name != config.model.path:
         spec = tiny.SPECS[name]
-        shapes, description = dict(spec.shapes()), spec.config()
-    else:
-        shapes, description = _stored_shapes(Path(name)), json.loads((Path(name) / "config.json").read_bytes())
-    top_k = description["num_experts_per_tok"] if description.get("num_experts") else 0
-    return adapters_of(shapes, config.model.lora, top_k)
+        return adapters_of(dict(spec.shapes()), config.model.lora, spec.num_experts_per_tok)
+    try:
+        return adapters_in(Path(name), config.model.lora)
+    except WeightError as error:
+        raise ConfigError(f"model.path={name}: {error}; copy the model again") from None
 
 
 def num_adapter_parameters(adapters: Sequence[Adapter]) -> int:
     """Of all their matrices, a shared A once for every module."""
     return sum(adapter.rank * (adapter.in_features + adapter.out_features) for adapter in adapters)
-
-
-def _stored_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
-    try:
-        return tensor_shapes(directory)
-    except SafetensorError as error:
-        raise ConfigError(f"{directory} has a damaged *.safetensors file ({error}): copy the model again") from None
 
 
 def _check_expert_slots(config: RunConfig, adapters: Sequence[Adapter]) -> None:
