@@ -8,6 +8,7 @@ Models and tokens are those of `make_references`, adapters those of `tests/suppo
     tokens                        int64  [S, T]
     <variant>.logprobs            f32    [S, T - 1]  log-probability of each next token, worked out in float64
     <variant>.loss                f32    []          mean of -logprobs
+    <variant>.routed_experts      uint8  [S, T, L, K]  best first; zero in dense layers
     <variant>.grad.<name>         f32                of the loss, for some tensors of the adapters: s dW A^T of a B, and
                                                      s B^T dW of an A, which is this module's share where A is shared
 """
@@ -85,7 +86,8 @@ def _make(base: Path, target: Path, lora: LoraSection, name: str) -> dict[str, t
             found |= _gradients(
                 model, adapter, {key: torch.from_numpy(tensors[key]).double() for key in adapter.shapes}
             )
-    return {key: values.float() for key, values in found.items()}
+    routes = forward["routed_experts"].to(torch.uint8)
+    return {"routed_experts": routes, **{key: values.float() for key, values in found.items()}}
 
 
 def _gradients(model: torch.nn.Module, adapter: Adapter, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

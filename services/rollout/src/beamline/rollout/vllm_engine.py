@@ -194,7 +194,7 @@ class VllmEngine:
 
     async def close(self) -> None:
         self._llm.shutdown(end_deadline_s(self._llm.vllm_config))
-        del self._llm
+        del self._llm, self._call, self._policies
 
     async def _sample(self, sample: Sample) -> Completion:
         self._under_way.add(sample)

@@ -37,9 +37,9 @@ class SlotManager:
         self._vocab_size = vllm_config.model_config.get_vocab_size()
         scheduler = vllm_config.scheduler_config
         if current_platform.is_cpu():
-            self._punica: Any = GroupedPunica(scheduler.max_num_batched_tokens, scheduler.max_num_seqs, device)
+            self.punica: Any = GroupedPunica(scheduler.max_num_batched_tokens, scheduler.max_num_seqs, device)
         else:
-            self._punica = get_punica_wrapper(
+            self.punica = get_punica_wrapper(
                 -(-scheduler.max_num_batched_tokens // 8) * 8,
                 max_batches=scheduler.max_num_seqs,
                 device=device,
@@ -48,7 +48,7 @@ class SlotManager:
         self.layers = add_slots(model, adapters, vllm_config, expert_rank)
         """Of this pipeline stage, by vLLM's name."""
         for layer in self.layers.values():
-            layer.set_mapping(self._punica)
+            layer.set_mapping(self.punica)
 
     def set_active_adapters(self, requests: set[Any], mapping: Any) -> None:
         """A step begins: its tokens read the slots of their requests' ids."""
@@ -61,7 +61,7 @@ class SlotManager:
             prompt_mapping=tuple(places[one] for one in mapping.prompt_mapping),
         )
         ids = list(range(1, self.num_slots + 1))
-        self._punica.update_metadata(by_slot, ids, self.num_slots + 1, self._vocab_size)
+        self.punica.update_metadata(by_slot, ids, self.num_slots + 1, self._vocab_size)
 
     def add_dummy_lora(self, request: Any, rank: int) -> bool:
         """While vLLM measures a device: ids from 1 read the slots from 0."""

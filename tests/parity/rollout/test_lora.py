@@ -1,0 +1,182 @@
+"""Adapters in slots, written from memory, against transformers with the same adapters merged into the weights.
+
+Every kind of adapters goes into the slots of one engine, whose slots are those of the largest.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+from safetensors.numpy import load_file
+
+from beamline.protocol.adapter import adapter_shapes, adapters_of
+from beamline.rollout import checkpoint
+from beamline.rollout.engine import Engine
+from lora_variants import ALL, VARIANTS
+from rollout_messages import prompt_group
+from tiny_engines import ROUNDING, routes_of
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+REFERENCES = Path(__file__).parents[1] / "references"
+TOLERANCE = 1e-4
+FAR = 0.05
+"""From the reference, at the least, with a fault."""
+STARTED = VARIANTS["full-alpha1"]
+NUM_SLOTS = 3
+BINDINGS = [[slot + 1, slot, slot] for slot in range(NUM_SLOTS)]
+"""Id, slot and version."""
+SERVED = [
+    ("tiny-beam", ""),
+    ("tiny-beam", "tensor_parallel"),
+    ("tiny-beam", "pipeline_parallel"),
+    ("tiny-qwen3-moe", ""),
+]
+
+
+@dataclass
+class Served:
+    """An engine with slots, and what is expected of it."""
+
+    engine: Engine
+    model: Any
+    chosen: Any
+    references: dict[str, np.ndarray]
+
+    async def call(self, method: str, *args: Any) -> list[Any]:
+        from slots_worker import call
+
+        return await call(self.engine, method, *args)
+
+    async def write(self, slot: int, variant: str, **changes: Any) -> None:
+        """Put adapters into a slot; prefixes that others in it have left in the cache are forgotten."""
+        await self.call("write_variant", slot, variant, changes.get("seed", 0), changes.get("fault", ""))
+        await self.engine.forget_prefixes()
+
+    async def score(self, id: int) -> np.ndarray:
+        """Log-probabilities [S, T - 1] of the reference's texts, asked for at once, beside whatever else is."""
+        from slots_worker import prompt_logprobs
+
+        with self.chosen.choose(id):
+            asked = [prompt_logprobs(self.engine, tokens.tolist()) for tokens in self.references["tokens"]]
+            return np.array(await asyncio.gather(*asked))
+
+    async def error(self, id: int, variant: str) -> float:
+        """Of what is scored with an id, against a variant's reference, or the model's own where none is named."""
+        expected = self.references[f"{variant}.logprobs"] if variant else self.model.reference["logprobs"]
+        return float(np.abs(await self.score(id) - expected).max())
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session", params=SERVED, ids="-".join)
+async def served(request: pytest.FixtureRequest, models: dict[str, Any], start: Any) -> AsyncIterator[Served]:
+    from slots_worker import ChosenAdapters
+
+    name, layout = request.param
+    changes = {"adapter_slots": NUM_SLOTS, "max_num_batched_tokens": 768, **({layout: 2} if layout else {})}
+    async with start(models[name].path, worker="slots_worker.SlotsWorker", lora=STARTED, **changes) as engine:
+        chosen = ChosenAdapters()
+        engine.__setattr__("_policies", chosen)
+        served = Served(engine, models[name], chosen, load_file(REFERENCES / f"{name}-lora.safetensors"))
+        await served.call("bind_ids", BINDINGS)
+        yield served
+
+
+@pytest.mark.parametrize("variant", ALL)
+async def test_logprobs_and_routes_equal_the_merged_model(served: Served, variant: str) -> None:
+    await served.write(1, variant)
+    assert await served.error(2, variant) < TOLERANCE
+    with served.chosen.choose(2):
+        prompts = [prompt_group(tokens.tolist(), seeds=[1], max_tokens=1) for tokens in served.references["tokens"]]
+        sampled = await asyncio.gather(*map(served.engine.generate, prompts))
+    for (completion,), routes in zip(sampled, served.references[f"{variant}.routed_experts"], strict=True):
+        assert np.array_equal(routes_of(completion), np.sort(routes, axis=-1))
+
+
+async def test_every_request_of_a_mixed_batch_has_its_own_adapters(served: Served) -> None:
+    """Three slots and none, prefilled in one step and decoded together."""
+    variants = ["full-alpha1", "norm-alpha2", "split-norm-alpha2"]
+    for slot, variant in enumerate(variants):
+        await served.write(slot, variant)
+    asked = [(0, ""), *enumerate(variants, start=1)]
+    errors = await asyncio.gather(*(asyncio.create_task(served.error(*one)) for one in asked * 2))
+    assert max(errors) < TOLERANCE, errors
+    mixed = [-1, 0, 1, 2]
+    assert all(found == mixed for found in await served.call("most_mixed"))
+
+    prompt, asked = served.references["tokens"][0][:20].tolist(), []
+    for id in (2, 0, 3, 1, 0, 2):
+        with served.chosen.choose(id):
+            group = prompt_group(prompt, seeds=[len(asked)], max_tokens=12)
+            asked.append((id, asyncio.create_task(served.engine.generate(group))))
+    for id, sampling in asked:
+        (completion,) = await sampling
+        with served.chosen.choose(id):
+            scored = await served.engine.score(prompt + completion.tokens)
+        assert np.abs(np.array(scored[len(prompt) - 1 :]) - completion.logprobs).max() < TOLERANCE
+
+
+async def test_an_id_reads_the_slot_it_is_bound_to_and_no_other_slot_is_touched(served: Served) -> None:
+    await served.write(0, "full-alpha1")
+    first = await served.score(1)
+    await served.write(1, "norm-alpha1", seed=5)
+    assert np.abs(await served.score(1) - first).max() < ROUNDING, "slot 0 is as it was"
+    second = await served.score(2)
+    assert np.abs(second - first).max() > FAR
+    try:
+        await served.call("bind_ids", [[1, 1, 0], [7, 1, 1], [3, 2, 2]])
+        for id in (1, 7):
+            assert np.abs(await served.score(id) - second).max() < ROUNDING, "both read slot 1"
+        await served.call("clear_slot", 1)
+        assert await served.error(7, "") < TOLERANCE
+    finally:
+        await served.call("bind_ids", BINDINGS)
+
+
+async def test_ranks_need_each_element_once_or_share_it_and_nothing_else(served: Served) -> None:
+    shape = checkpoint.routing_shape(served.model.path)
+    assert shape is not None
+    shapes = adapter_shapes(adapters_of(checkpoint.tensor_shapes(served.model.path), STARTED, shape.top_k))
+    ranks = await served.call("needed")
+    held = {name: np.zeros(size, int) for name, size in shapes.items()}
+    for needs in ranks:
+        for name, boxes in needs.items():
+            for box in boxes:
+                held[name][tuple(slice(*edges) for edges in box)] += 1
+    assert all(mask.all() for mask in held.values()), "all of every adapter is on some rank"
+    split = {name for name, mask in held.items() if mask.max() == 1}
+    if len(ranks) == 1 or ranks[0].keys() != ranks[1].keys():
+        assert split == held.keys(), "of one rank, or of one stage"
+    else:
+        row_parallel = ("o_proj", "down_proj")
+        assert split == {name for name in held if ("lora_A" in name) == (name.split(".")[-3] in row_parallel)}
+
+
+async def test_only_targeted_modules_have_slots(served: Served) -> None:
+    found = {name.split(".", 3)[3] for rank in await served.call("wrapped") for name in rank}
+    dense = (
+        {"self_attn.output_gate", "mlp.gate_up_proj", "mlp.down_proj"} if served.model.name == "tiny-beam" else set()
+    )
+    assert found == {"self_attn.qkv_proj", "self_attn.o_proj", "mlp.experts"} | dense
+
+
+@pytest.mark.parametrize(
+    ("fault", "variant"),
+    [
+        ("expert_scale_off_by_top_k", "norm-alpha1"),
+        ("experts_permuted", "full-alpha1"),
+        ("one_a_for_q_k_and_v", "split-norm-alpha2"),
+        ("gate_left_out", "full-alpha2"),
+    ],
+)
+async def test_a_planted_fault_is_seen(served: Served, fault: str, variant: str) -> None:
+    if fault == "gate_left_out" and served.model.name != "tiny-beam":
+        pytest.skip("the model has no output gate")
+    await served.write(0, variant)
+    assert await served.error(1, variant) < TOLERANCE
+    await served.write(0, variant, fault=fault)
+    assert await served.error(1, variant) > FAR
