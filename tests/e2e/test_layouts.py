@@ -1,6 +1,6 @@
 """Engine and trainer of two ranks each in a whole run: they agree, the checkpoint exports, a dead rank is named.
 
-In the first run blobs travel over the bus and weights over NIXL, as between hosts; in the second weights in files.
+In the first run blobs travel over the bus and weights over NIXL, as between hosts; in the second adapters in files.
 """
 
 import os
@@ -23,10 +23,10 @@ NUM_STEPS = 2
         ("tiny-beam", "rollout.engine.pipeline_parallel=2", "trainer.parallel.tensor=2", "bus.blob_store=jetstream"),
         (
             *("tiny-qwen3-moe", "rollout.engine.tensor_parallel=2", "trainer.parallel.pipeline=2"),
-            "weights.transport=checkpoint",
+            *("weights.transport=checkpoint", "model.lora={rank: 8, normalize_moe_lora: true}"),
         ),
     ],
-    ids=["beam-pp2-tp2", "qwen3-moe-tp2-pp2"],
+    ids=["beam-pp2-tp2", "qwen3-moe-lora-tp2-pp2"],
 )
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
     recipe, *layout = request.param
@@ -56,7 +56,8 @@ def test_engine_and_trainer_agree_at_every_step(run: Run):
 def test_its_checkpoint_exports(run: Run, tmp_path: Path):
     checkpoint = Path(run.summary["artifacts"]["checkpoint"])
     assert len(list(checkpoint.resolve().rglob("rank-*.state"))) == 2
-    ended = beamline("export", str(checkpoint), str(tmp_path / "model"), deadline_s=120)
+    merged = ("--merge",) if (checkpoint / "adapter").is_dir() else ()
+    ended = beamline("export", str(checkpoint), str(tmp_path / "model"), *merged, deadline_s=120)
     assert ended.code == 0, ended.output
     assert (tmp_path / "model" / "model.safetensors").is_file()
 

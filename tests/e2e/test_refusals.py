@@ -30,6 +30,11 @@ def refused(tmp_path: Path, *overrides: str) -> str:
         ("algorithm.num_mini_batches=64", ("algorithm.num_mini_batches=64", "groups_per_step=32")),
         ("data.chat_template_kwargs.reasoning_effort=huge", ("reasoning_effort", "huge", "minimal")),
         ("run.loggers=[consle]", ("run.loggers", "consle", "console")),
+        (
+            "model.lora={rank: 18, normalize_moe_lora: true}",
+            ("model.lora.rank=18", "num_experts_per_tok=4", "use rank 16 or 20"),
+        ),
+        ("model.lora={rank: 16, targets: [linear_qv]}", ("model.lora.targets", "linear_qv", "linear_qkv")),
     ],
 )
 def test_a_recipe_that_cannot_work(tmp_path: Path, override: str, texts: tuple[str, ...]):

@@ -8,8 +8,6 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,9 +15,8 @@ import pytest
 
 from beamline.coordinator.launch.process_table import read_processes
 from beamline.coordinator.samples import KeptGroup, read_samples, samples_path
-from beamline.protocol.messages import Message, Metrics
 from beamline.runtime.checkpoints import damage, step_folder
-from real_runs import LiveRun, Run, beamline, processes_of, run_to_end, shared_memory_of
+from real_runs import LiveRun, Run, beamline, ending, of_step, processes_of, run_to_end, shared_memory_of
 
 NUM_STEPS, INTERVAL = 12, 2
 KILLED_IN_SAVE_OF, TRAINER_KILLED_AFTER = 6, 7
@@ -88,15 +85,6 @@ async def stopped_and_resumed(folder: Path) -> Resumed:
     return Resumed(run, draft_was_left, damaged=step_folder(checkpoints, newest), used=used)
 
 
-@contextmanager
-def ending(live: LiveRun) -> Iterator[LiveRun]:
-    """Nothing of it is left running."""
-    try:
-        yield live
-    finally:
-        live.kill_launcher()
-
-
 def kill_at(draft: Path, live: LiveRun) -> None:
     """SIGKILL to the launcher and to the trainer, as soon as the trainer saves."""
     until = time.monotonic() + SAVE_DEADLINE_S
@@ -113,11 +101,6 @@ def change_a_bit(checkpoint: Path) -> None:
         (byte,) = file.read(1)
         file.seek(1000)
         file.write(bytes([byte ^ 1]))
-
-
-def of_step(step: int) -> Callable[[Message], bool]:
-    """The coordinator's last word about a step."""
-    return lambda m: isinstance(m, Metrics) and m.service == "coordinator" and m.step == step
 
 
 def groups_of(run: Run, step: int) -> list[KeptGroup]:

@@ -5,7 +5,8 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 BEAMLINE = str(ROOT / "bin" / "beamline")
 RUN_DEADLINE_S = 600.0
-DEMO_STEPS = 20
+DEMO_STEPS = 15
 
 
 @dataclass(frozen=True)
@@ -155,6 +156,20 @@ class LiveRun:
             self.kill()
         self._process.wait()
         self._log.close()
+
+
+@contextmanager
+def ending(live: LiveRun) -> Iterator[LiveRun]:
+    """Nothing of it is left running."""
+    try:
+        yield live
+    finally:
+        live.kill_launcher()
+
+
+def of_step(step: int) -> Callable[[Message], bool]:
+    """The coordinator's last word about a step."""
+    return lambda m: isinstance(m, Metrics) and m.service == "coordinator" and m.step == step
 
 
 def processes_of(folder: Path) -> list[str]:
