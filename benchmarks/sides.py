@@ -10,6 +10,10 @@ import msgspec
 from benchmarks.disk_figures import DiskFigures, DiskStep
 from benchmarks.disk_figures import figures_of as disk_figures_of
 from benchmarks.figures import Ring, Side, measured_steps
+from benchmarks.memory_figures import MemoryFigures
+from benchmarks.slot_figures import SlotFigures
+from benchmarks.swap_figures import SwapFigures, Swaps
+from benchmarks.swap_figures import figures_of as swap_figures_of
 from benchmarks.weight_figures import Moved, WeightFigures, figures_of
 
 from beamline.coordinator.metrics_file import read_metrics
@@ -26,6 +30,8 @@ RING = FOLDER / "bench"
 NUM_WARM_UP = 1
 NUM_STEPS = 3
 """Measured steps of TRL and of vLLM; the recipe says how many the ring makes."""
+NUM_ROUNDS = 3
+"""Every side once a round, the steps of all rounds together: a slow minute of the machine does not decide."""
 SIDE_DEADLINE_S = 1200.0
 NUM_LAST_LINES = 20
 
@@ -41,7 +47,8 @@ class SideFailed(Exception):
 class Bench:
     """Runs commands in the checkout's root and keeps them for the record."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_rounds: int = NUM_ROUNDS) -> None:
+        self.num_rounds = num_rounds
         self.commands: list[str] = []
 
     def ring(self) -> Ring:
@@ -76,17 +83,34 @@ class Bench:
 
     def weights(self) -> WeightFigures:
         """Every transport of weights, between two processes."""
-        out = FOLDER / "weights.json"
-        (ROOT / out).unlink(missing_ok=True)
-        self.run(["bin/python", "trainer", "-m", "benchmarks.weights", f"--out={out}"])
-        return figures_of(msgspec.json.decode((ROOT / out).read_bytes(), type=list[Moved]))
+        return figures_of(self.written("trainer", "weights", list[Moved]))
 
     def disk(self) -> DiskFigures:
         """Steps of an optimizer whose state is on a disk."""
-        out = FOLDER / "disk.json"
+        return disk_figures_of(self.written("trainer", "disk_adam", list[DiskStep], "env", QUIET_MACHINE))
+
+    def memory(self) -> MemoryFigures:
+        """What ranks of the trainer hold, with adapters and without."""
+        return self.written("trainer", "lora_memory", MemoryFigures)
+
+    def swaps(self) -> SwapFigures:
+        """Adapters of an engine, swapped under load."""
+        return swap_figures_of(self.written("rollout", "adapter_swap", list[Swaps], "env", QUIET_MACHINE))
+
+    def slots(self) -> SlotFigures:
+        """Slots of an expert's own rank beside those of the other layers'."""
+        return self.written("rollout", "lora_slots", SlotFigures, "env", QUIET_MACHINE)
+
+    def written[T](self, environment: str, module: str, kind: type[T], *before: str) -> T:
+        """Run a module of ours that writes JSON of this type.
+
+        Args:
+            before: words that the command begins with.
+        """
+        out = FOLDER / f"{module}.json"
         (ROOT / out).unlink(missing_ok=True)
-        self.run(["env", QUIET_MACHINE, "bin/python", "trainer", "-m", "benchmarks.disk_adam", f"--out={out}"])
-        return disk_figures_of(msgspec.json.decode((ROOT / out).read_bytes(), type=list[DiskStep]))
+        self.run([*before, "bin/python", environment, "-m", f"benchmarks.{module}", f"--out={out}"])
+        return msgspec.json.decode((ROOT / out).read_bytes(), type=kind)
 
     def side(
         self, environment: str, module: str, out: Path, options: Mapping[str, object], variables: Mapping[str, int]
