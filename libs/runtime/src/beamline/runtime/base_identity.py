@@ -6,7 +6,6 @@ import msgspec
 import xxhash
 
 from beamline.protocol.errors import WeightError
-from beamline.runtime.tensor_file import TensorFile
 
 NUM_SAMPLES = 64
 SAMPLE_BYTES = 4096
@@ -24,6 +23,8 @@ class BaseIdentity(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, model_dir: Path) -> "BaseIdentity":
         """Raises WeightError for a directory without weights, or with a damaged file."""
+        from beamline.runtime.tensor_file import TensorFile  # brings numpy, which a service's start must not wait for
+
         digest = xxhash.xxh3_128()
         paths = sorted(model_dir.glob("*.safetensors"))
         if not paths:
