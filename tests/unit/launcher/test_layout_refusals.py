@@ -41,6 +41,10 @@ def changed(config: RunConfig, *overrides: str) -> RunConfig:
     [
         (["trainer.parallel.tensor=8"], ["trainer.parallel.tensor=8", "num_attention_heads=4", "use 1, 2 or 4"]),
         (["trainer.parallel.tensor=4"], ["trainer.parallel.tensor=4", "num_key_value_heads=2", "use 1 or 2"]),
+        (
+            ["trainer.parallel.tensor=2", "model.lora.rank=7"],
+            ["trainer.parallel.tensor=2", "model.lora.rank=7", "use rank 6 or 8"],
+        ),
         (["trainer.parallel.expert=3"], ["trainer.parallel.expert=3", "num_experts=16", "use 1, 2, 4, 8 or 16"]),
         (["trainer.parallel.pipeline=9"], ["trainer.parallel.pipeline=9", "num_hidden_layers=6", "use 6 or less"]),
         (

@@ -29,6 +29,7 @@ def _check_ranks(config: RunConfig, description: Mapping[str, Any]) -> None:
     parallel, key = config.trainer.parallel, "trainer.parallel"
     for size in ("num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size"):
         _divides(f"{key}.tensor", parallel.tensor, size, description)
+    _check_rank(config)
     _divides(f"{key}.expert", parallel.expert, "num_experts", description)
     _check_pipeline(
         f"{key}.pipeline",
@@ -41,6 +42,17 @@ def _check_ranks(config: RunConfig, description: Mapping[str, Any]) -> None:
             f"{key}.expert={parallel.expert} does not divide {key}.tensor={parallel.tensor} x "
             f"{key}.data={parallel.data} = {stage}, the ranks that share out the experts: "
             f"use {_choices(stage)}, or raise {key}.data"
+        )
+
+
+def _check_rank(config: RunConfig) -> None:
+    """Adapters of layers that are cut along their outputs are cut along their rank; experts' are not cut."""
+    tensor, rank = config.trainer.parallel.tensor, config.model.lora.rank
+    if rank % tensor:
+        lower = rank // tensor * tensor
+        raise ConfigError(
+            f"trainer.parallel.tensor={tensor} does not divide model.lora.rank={rank}: use rank "
+            f"{f'{lower} or ' if lower else ''}{lower + tensor}, or another tensor"
         )
 
 

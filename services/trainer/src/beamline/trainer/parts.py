@@ -107,7 +107,7 @@ def _keeping(config: RunConfig, run_dir: Path) -> KeepingSettings:
     return KeepingSettings(
         model_dir=model_dir,
         dtype=config.model.dtype,
-        kept=AdaptersAlone(model_dir, lora) if lora.is_on else WholePolicy(model_dir, config.model.dtype),
+        kept=AdaptersAlone.of(model_dir, lora) if lora.is_on else WholePolicy(model_dir, config.model.dtype),
         checkpoints=root_of(run_dir, trainer.checkpoint_path),
         exports=Path(trainer.export_path).resolve() if trainer.export_path else run_dir / "exports",
         retention=Retention(num_newest=trainer.keep_checkpoints, every=trainer.keep_every),
@@ -158,4 +158,5 @@ def _step_settings(config: RunConfig) -> StepSettings:
         max_tokens=config.trainer.max_tokens_per_micro_batch,
         reading=reading(config),
         penalty=reward_penalty(config.algorithm),
+        has_dropout=config.model.lora.is_on and config.model.lora.dropout > 0,
     )

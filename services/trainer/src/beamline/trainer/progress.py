@@ -39,6 +39,6 @@ class Progress:
 def num_passes(batch: Batch, config: StepConfig) -> int:
     """Forward passes that `train_step` makes of micro-batches: read before the step where needed, then trained."""
     counts = [len(mini_batch.micro_batches(config.max_tokens)) for mini_batch in batch.mini_batches]
-    num_old = sum(counts if config.penalty is not None else counts[1:])
+    num_old = sum(counts if config.reads_first else counts[1:])
     num_reference = sum(counts) if config.penalty is not None or config.loss.kl is not None else 0
     return num_old + num_reference + sum(counts)

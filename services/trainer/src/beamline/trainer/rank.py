@@ -48,6 +48,7 @@ class StepSettings:
     """Of one micro-batch."""
     reading: Reading = PLAIN
     penalty: RewardPenalty | None = None
+    has_dropout: bool = False
 
 
 class Rank:
@@ -76,7 +77,8 @@ class Rank:
         Raises ConfigError for a loss or an advantage of the user's own whose answer cannot be trained.
         """
         self._tell(Train(batch=message, lr=lr))
-        config = StepConfig(self._settings.loss, self._settings.max_tokens, lr, self._settings.penalty)
+        s = self._settings
+        config = StepConfig(s.loss, s.max_tokens, lr, s.penalty, s.has_dropout)
         try:
             evened = self._evened(share)
             with self.progress.of(evened, config):

@@ -29,6 +29,13 @@ class StepConfig:
     """Of one micro-batch."""
     lr: float
     penalty: RewardPenalty | None = None
+    has_dropout: bool = False
+    """Then what an update's own forward pass finds is not what the policy says."""
+
+    @property
+    def reads_first(self) -> bool:
+        """Whether the first mini-batch's old_logprobs need a pass of their own, as those of the others do."""
+        return self.penalty is not None or self.has_dropout
 
 
 def train_step(policy: Policy, batch: Batch, config: StepConfig, peers: Peers = ALONE) -> StepStats:
@@ -65,9 +72,9 @@ def train_step(policy: Policy, batch: Batch, config: StepConfig, peers: Peers = 
 def _old_logprobs(
     policy: Policy, plan: Sequence[Sequence[MicroBatch]], config: StepConfig, stats: StepStats
 ) -> list[Column | None]:
-    """Before the first update. Unless a penalty needs them now, the first mini-batch's come of its own forward pass."""
+    """Before the first update. Where they can, the first mini-batch's come of its own forward pass."""
     started = time.perf_counter()
-    first = [None] if config.penalty is None else [policy.logprobs(plan[0])]
+    first = [policy.logprobs(plan[0])] if config.reads_first else [None]
     found = [*first, *(policy.logprobs(micro_batches) for micro_batches in plan[1:])]
     stats.add_time("old_logprobs", started)
     return found

@@ -17,6 +17,7 @@ from megatron.bridge.peft.lora import LoRA
 from megatron.bridge.peft.walk_utils import walk
 from torch import Tensor, nn
 
+from beamline.models.routing import RoutingShape
 from beamline.models.weight_files import tensor_shapes
 from beamline.protocol.adapter import Adapter, adapters_of
 from beamline.protocol.lora_config import LoraSection
@@ -38,7 +39,7 @@ def with_adapters(model: Model, lora: LoraSection, seed: int) -> Model:
     Raises:
         ConfigError: the model has no layers for a target, or experts whose rank cannot be normalised.
     """
-    adapters = adapters_of(tensor_shapes(model.path), lora, model.config.moe_router_topk or 0)
+    adapters = adapters_of(tensor_shapes(model.path), lora, RoutingShape.of(model.path).top_k)
     check_bridge(model)
     tasks = model.bridge.get_conversion_tasks([model.module])  # by the names that parameters have without adapters
     attach(model.module, lora, adapters)

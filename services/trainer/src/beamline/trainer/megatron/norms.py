@@ -19,14 +19,14 @@ class _RMSNorm(torch.autograd.Function):
         return (wide * scale).mul_(weight).to(x.dtype)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
         x, weight, scale = ctx.saved_tensors
         unit, wide_grad = x.float() * scale, grad.float()
         product = wide_grad * unit
-        grad_weight = product.flatten(0, -2).sum(0)
+        grad_weight = product.flatten(0, -2).sum(0).to(weight.dtype) if ctx.needs_input_grad[1] else None
         along = torch.mv(product.flatten(0, -2), weight.float()).view(scale.shape).div_(x.shape[-1])
         grad_x = (wide_grad * weight).addcmul_(unit, along, value=-1).mul_(scale)
-        return grad_x.to(x.dtype), grad_weight.to(weight.dtype), None
+        return grad_x.to(x.dtype), grad_weight, None
 
 
 class RMSNorm(nn.Module):

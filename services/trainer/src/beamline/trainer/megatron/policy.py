@@ -5,6 +5,7 @@ hidden size.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from megatron.core.tensor_parallel.mappings import (
     copy_to_tensor_model_parallel_region,
     gather_from_sequence_parallel_region,
 )
-from torch import Tensor
+from torch import Tensor, nn
 
 from beamline.algorithms.losses import PolicyLoss
 from beamline.models.routing import RoutingShape
@@ -80,6 +81,7 @@ class MegatronPolicy:
             group=tp if tp.size() > 1 else None,
         )
         self._device = next(model.module.parameters()).device
+        self._dropouts = [part for part in model.module.modules() if isinstance(part, nn.Dropout) and part.p > 0]
         self._route_counter = RouteCounter(RoutingShape.of(model.path).num_layers, self._device)
 
     def logprobs(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
@@ -149,7 +151,7 @@ class MegatronPolicy:
         self._optimizer.states.close()
 
     def _forward_only(self, work: Sequence[_Work]) -> list[Tensor]:
-        with torch.no_grad():
+        with torch.no_grad(), _off(self._dropouts):
             found = self._run(work, _logprobs_only, forward_only=True)
         return self._share(found, [w.micro_batch for w in work])
 
@@ -218,6 +220,18 @@ class MegatronPolicy:
         sizes = [len(m.targets_L) for m in micro_batches]
         whole = torch.cat(list(found)) if found else torch.empty(sum(sizes), device=self._device)
         return list(self._from_last_stage(whole).split(sizes))
+
+
+@contextmanager
+def _off(dropouts: Sequence[nn.Dropout]) -> Iterator[None]:
+    """What a policy says, it says with all of its adapters' inputs."""
+    for dropout in dropouts:
+        dropout.eval()
+    try:
+        yield
+    finally:
+        for dropout in dropouts:
+            dropout.train()
 
 
 def _logprobs_only(policy: MegatronPolicy, work: _Work, hidden: Tensor, non_loss_data: bool) -> Tensor:
