@@ -15,6 +15,7 @@ from beamline.protocol.blobs import Trajectories, VersionSpan, cumulative, encod
 from beamline.protocol.config import OptimizerSection
 from beamline.protocol.lora_config import LoraSection
 from beamline.protocol.saving import CoordinatorFiles
+from beamline.runtime.adapter_merge import adapters_in
 from beamline.runtime.memory_blobs import MemoryBlobStore
 from beamline.runtime.service import WorkerStatus
 from beamline.trainer.fake_policy import FakePolicy
@@ -27,6 +28,7 @@ from beamline.trainer.retention import Retention
 from beamline.trainer.worker import TrainerSettings, TrainerWorker
 from beamline.weights.manifest import WeightManifest
 from beamline.weights.shm import ShmOwner
+from fake_adapters import FakeAdapters
 from trainer_weights import staged_weights
 
 SAVED_S = 20.0
@@ -46,7 +48,10 @@ class Bench:
     ) -> None:
         self.model_dir, self.root = tmp_path / "model", (root or tmp_path) / "ckpt"
         tiny.build(tiny.TINY_BEAM, self.model_dir, seed=0)
-        self.policy, self.blobs, self.status = FakePolicy(VOCAB), MemoryBlobStore(), WorkerStatus()
+        self.policy = FakePolicy(VOCAB)
+        if lora is not None:
+            self.policy = FakeAdapters(VOCAB, adapters_in(self.model_dir, lora), self.model_dir)
+        self.blobs, self.status = MemoryBlobStore(), WorkerStatus()
         self.sent: list[m.Message] = []
         self._heard = asyncio.Event()
         settings = TrainerSettings(
@@ -58,7 +63,7 @@ class Bench:
             keeping=KeepingSettings(
                 model_dir=self.model_dir,
                 dtype="float32",
-                kept=AdaptersAlone(self.model_dir, lora) if lora else WholePolicy(self.model_dir, "float32"),
+                kept=AdaptersAlone.of(self.model_dir, lora) if lora else WholePolicy(self.model_dir, "float32"),
                 checkpoints=self.root,
                 exports=(root or tmp_path) / "exports",
                 retention=Retention(num_newest=keep, every=0),

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
+from beamline.protocol.errors import WeightError
 from beamline.protocol.lora_config import LoraSection
 from beamline.runtime.adapter_merge import adapters_in, merge
 from beamline.runtime.base_identity import BaseIdentity
@@ -70,21 +70,26 @@ class AdaptersAlone:
 
     model_dir: Path
     lora: LoraSection
+    base: BaseIdentity
+    """The model as it was when the run began."""
     folder: str = ADAPTER
     model_folder: str = MERGED
+
+    @classmethod
+    def of(cls, model_dir: Path, lora: LoraSection) -> "AdaptersAlone":
+        """Raises WeightError for a directory without weights, or with a damaged file."""
+        return cls(model_dir, lora, BaseIdentity.of(model_dir))
 
     def describe(self, folder: Path) -> None:
         """Their description is written with them."""
 
     def complete(self, draft: Path, advance: Advance) -> None:
+        if not BaseIdentity.of(self.model_dir).is_of(self.base):
+            raise WeightError(f"{self.model_dir} has other weights than when the run began: adapters do not fit them")
         merged = draft / MERGED
         merged.mkdir(exist_ok=True)
         describe(self.model_dir, merged)
         merge(self.model_dir, adapters_in(self.model_dir, self.lora), draft / ADAPTER, merged, advance)
 
     def facts(self) -> Mapping[str, Any]:
-        return {"base": self._base, "lora": self.lora}
-
-    @cached_property
-    def _base(self) -> BaseIdentity:
-        return BaseIdentity.of(self.model_dir)
+        return {"base": self.base, "lora": self.lora}
