@@ -92,9 +92,10 @@ class SlotsWorker(EngineWorker):
         """Of dense layers and of experts."""
         return self._own_slots().num_dense_bytes, self._own_slots().num_expert_bytes
 
-    def num_blocks(self) -> int:
-        """Of the key-value cache."""
-        return self.model_runner.kv_cache_config.num_blocks
+    def cache_blocks(self) -> tuple[int, int]:
+        """How many the key-value cache has, and the bytes of one."""
+        config = self.model_runner.kv_cache_config
+        return config.num_blocks, sum(one.size for one in config.kv_cache_tensors) // config.num_blocks
 
     def wrapped(self) -> list[str]:
         """Modules that have slots."""

@@ -9,17 +9,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import pytest_asyncio
 from safetensors.numpy import load_file
 
 from beamline.protocol.adapter import adapter_shapes, adapters_of
+from beamline.protocol.config import EngineSection
+from beamline.protocol.errors import ConfigError
+from beamline.protocol.lora_config import LoraSection
 from beamline.rollout import checkpoint
 from beamline.rollout.engine import Engine
 from lora_variants import ALL, VARIANTS
 from rollout_messages import prompt_group
-from tiny_engines import ROUNDING, routes_of
+from tiny_engines import ENGINE, ROUNDING, routes_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -47,6 +51,7 @@ class Served:
     model: Any
     chosen: Any
     references: dict[str, np.ndarray]
+    config: EngineSection
 
     async def call(self, method: str, *args: Any) -> list[Any]:
         from slots_worker import call
@@ -72,6 +77,12 @@ class Served:
         return float(np.abs(await self.score(id) - expected).max())
 
 
+def planned(path: Path, lora: LoraSection, config: EngineSection) -> Any:
+    from beamline.rollout.lora.budget import plan_slots  # imports vLLM
+
+    return plan_slots(path, "float32", lora, config)
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="session", params=SERVED, ids="-".join)
 async def served(request: pytest.FixtureRequest, models: dict[str, Any], start: Any) -> AsyncIterator[Served]:
     from slots_worker import ChosenAdapters
@@ -79,9 +90,9 @@ async def served(request: pytest.FixtureRequest, models: dict[str, Any], start: 
     name, layout = request.param
     changes = {"adapter_slots": NUM_SLOTS, "max_num_batched_tokens": 768, **({layout: 2} if layout else {})}
     async with start(models[name].path, worker="slots_worker.SlotsWorker", lora=STARTED, **changes) as engine:
-        chosen = ChosenAdapters()
+        chosen, config = ChosenAdapters(), msgspec.structs.replace(ENGINE, **changes)
         engine.__setattr__("_policies", chosen)
-        served = Served(engine, models[name], chosen, load_file(REFERENCES / f"{name}-lora.safetensors"))
+        served = Served(engine, models[name], chosen, load_file(REFERENCES / f"{name}-lora.safetensors"), config)
         await served.call("bind_ids", BINDINGS)
         yield served
 
@@ -162,6 +173,58 @@ async def test_only_targeted_modules_have_slots(served: Served) -> None:
         {"self_attn.output_gate", "mlp.gate_up_proj", "mlp.down_proj"} if served.model.name == "tiny-beam" else set()
     )
     assert found == {"self_attn.qkv_proj", "self_attn.o_proj", "mlp.experts"} | dense
+
+
+async def test_slots_take_what_was_planned_and_leave_the_rest_to_the_cache(served: Served) -> None:
+    """Planned is the rank that has most to hold."""
+    plan = planned(served.model.path, STARTED, served.config)
+    allocated = await served.call("slot_bytes")
+    assert max((dense + expert, expert) for dense, expert in allocated) == (plan.num_bytes, plan.expert_bytes)
+    left = (served.config.kv_cache_mib << 20) - plan.num_bytes
+    for num_blocks, block_bytes in await served.call("cache_blocks"):
+        assert num_blocks * block_bytes <= left
+    if len(allocated) == 1:
+        assert num_blocks == left // block_bytes
+
+
+async def test_smaller_expert_slots_leave_more_blocks(models: dict[str, Any], start: Any) -> None:
+    """Slots of rank 2, which experts have when their rank is divided by the four that a token reads."""
+    path, config = models["tiny-beam"].path, msgspec.structs.replace(ENGINE, adapter_slots=NUM_SLOTS)
+    full, own = (planned(path, lora, config) for lora in (STARTED, VARIANTS["norm-alpha1"]))
+    assert full.expert_rank == 4 * own.expert_rank and full.expert_bytes == 4 * own.expert_bytes
+    assert full.dense_bytes == own.dense_bytes
+    worker = "slots_worker.SlotsWorker"
+    async with start(path, worker=worker, lora=own.section, adapter_slots=NUM_SLOTS) as engine:
+        from slots_worker import call
+
+        assert await call(engine, "slot_bytes") == [[own.dense_bytes, own.expert_bytes]]
+        ((num_blocks, block_bytes),) = await call(engine, "cache_blocks")
+    before = full.kv_cache_bytes(config) // block_bytes
+    print(f"experts' slots of {full.expert_bytes} and {own.expert_bytes} bytes: {before} and {num_blocks} blocks")
+    assert num_blocks - before == own.kv_cache_bytes(config) // block_bytes - before > 0
+
+
+@pytest.mark.parametrize(
+    ("lora", "changes", "words"),
+    [
+        (STARTED, {"max_expert_lora_rank": 4}, "max_expert_lora_rank=4 is less than the rank 8 .* set it to 8"),
+        (STARTED, {"kv_cache_mib": 3}, r"kv_cache_mib=3 is all taken by 3 adapter slots .* at rank 8.* set it above 4"),
+        (LoraSection(rank=520), {}, "rank=520: vLLM serves adapters up to rank 512"),
+        (LoraSection(rank=6, normalize_moe_lora=True), {}, "rank=6 is no multiple of .*num_experts_per_tok=4"),
+    ],
+)
+async def test_slots_that_do_not_fit_are_refused_with_numbers(
+    models: dict[str, Any], lora: LoraSection, changes: dict[str, int], words: str
+) -> None:
+    config = msgspec.structs.replace(ENGINE, adapter_slots=NUM_SLOTS, **changes)
+    with pytest.raises(ConfigError, match=words):
+        planned(models["tiny-beam"].path, lora, config).kv_cache_bytes(config)
+
+
+async def test_slots_have_the_smallest_rank_that_vllm_offers_and_the_experts_own(models: dict[str, Any]) -> None:
+    lora = LoraSection(rank=24, normalize_moe_lora=True)
+    plan = planned(models["tiny-beam"].path, lora, ENGINE)
+    assert (plan.dense_rank, plan.expert_rank) == (32, 6)
 
 
 @pytest.mark.parametrize(
