@@ -15,9 +15,9 @@ from beamline.protocol.errors import WeightError
 from beamline.runtime import checkpoints
 from beamline.runtime.checkpoint_manifest import read_manifest
 from beamline.runtime.checkpoints import TrainerState
+from beamline.runtime.model_description import describe
 from beamline.runtime.model_identity import ModelIdentity
 from beamline.trainer import checkpoint
-from beamline.runtime.model_description import describe
 from beamline.trainer.fake_policy import FakePolicy
 from beamline.trainer.weights_out import DISK_ERRORS, write_safetensors
 from saved_checkpoint import save

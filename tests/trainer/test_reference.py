@@ -12,8 +12,8 @@ from beamline.algorithms.kl import KLPenalty, k1, k2, k3
 from beamline.algorithms.losses import Clip, PolicyLoss, cispo_loss, clipped_loss, gspo_loss
 from beamline.algorithms.reductions import prompt_mean, seq_mean_token_sum_norm, sequence_mean
 from beamline.models import tiny
-from beamline.trainer.batch import Batch, Group, MicroBatch, MiniBatch
 from beamline.runtime.model_description import describe
+from beamline.trainer.batch import Batch, Group, MicroBatch, MiniBatch
 from beamline.trainer.megatron.build import build_model
 from beamline.trainer.megatron.distributed import Layout
 from beamline.trainer.megatron.optimizer import AdamWSettings
