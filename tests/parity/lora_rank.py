@@ -1,26 +1,41 @@
-"""One rank of a trainer that computes what the adapter references hold, for models, adapters and layouts.
+"""One rank of a trainer that computes what the adapter references hold, for models, layouts and adapters.
 
-    python lora_rank.py --references DIR --into DIR --rank 0 --world-size 2 --port N tiny-beam:norm-alpha2:tp2 ...
+    python lora_rank.py --references DIR --into DIR --rank 0 --world-size 2 --port N tiny-beam:tp2 tiny-beam:ep2 ...
 
 Reads the models `<into>/<model>` and their adapters `<into>/<model>-<variant>`, and writes
-`<into>/<job>.<rank>.safetensors`: `rows` and `logprobs` [S, T - 1] of them, `grad.<name>` summed over the ranks as a
-train step would, and `grad_norm`; and on rank 0 `wrong.export` and `wrong.shards`, how many tensors are missing, too
-many, or not bit for bit those that were loaded, in what is gathered and in what an engine reads.
+`<into>/<job>.<rank>.safetensors`. For every variant, `<variant>.` before each name:
+
+    logprobs                 of the sequences `rows`, [S, T - 1]
+    grad.<name>, grad_norm   summed over the ranks as a train step would
+    reference                log-probabilities of the reference policy, likewise
+    wrong.export             how many tensors are missing, too many, or not bit for bit those that were loaded, in what
+    wrong.shards             is gathered, and in what an engine reads of all ranks (on rank 0)
+    stepped.<name>           the adapters after three updates, of some variants; `state_bytes` of this rank
+
+`start.<name>` are adapters as they begin, and `wrong.base` the frozen parameters that have changed in the end. A job
+may end in `:recompute` (its layers are computed twice, and routes replayed), `:regather` (gradients and bytes kept for
+the backward pass with it on and off) or `:faults` (log-probabilities with each of `FAULTS` planted).
 """
 
 import argparse
+import re
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from trainer_rank import LAYOUTS, Tensors, trajectory
 
 from beamline.algorithms.losses import PolicyLoss
+from beamline.protocol.lora_config import LoraSection
 from beamline.trainer.batch import MicroBatch
 from beamline.trainer.megatron import distributed, gradients
 from beamline.trainer.megatron.build import build_model
 from beamline.trainer.megatron.distributed import Ranks
+from beamline.trainer.megatron.lora import with_adapters
 from beamline.trainer.megatron.model import Model
 from beamline.trainer.megatron.optimizer import AdamWSettings
 from beamline.trainer.megatron.peers import TorchPeers
@@ -31,41 +46,90 @@ from beamline.weights.shm import ShmOwner
 from lora_variants import ALL
 from trainer_weights import staged_weights
 
-
-def load(model: Model, directory: Path) -> None:
-    """Adapters of a directory of files, as a checkpoint's are read."""
-    assert model.adapters is not None
-    files = PolicyFiles(directory)
-    held = [slot for slots in model.adapters.slots().values() for slot in slots]
-    files.check(held)
-    files.load(held)
+STEPPED = ("norm-alpha2", "split-norm-alpha2")
+NUM_STEPS = 3
+SETTINGS = AdamWSettings(eps=1e-2, weight_decay=0.1)
+"""An update follows gradients in their size too: it does not magnify what layouts round differently."""
+ONE = "norm-alpha2"
+"""Of jobs that need no other variant."""
 
 
-def compute(model: Model, tokens_ST: torch.Tensor) -> Tensors:
-    """With old_logprobs equal to logprobs and advantage 1, the loss's gradient is that of the mean -logprob."""
-    policy = MegatronPolicy(model, AdamWSettings(), temperature=1.0)
-    rows = list(range(len(tokens_ST)))[model.groups.dp.rank() :: model.groups.dp.size()]
-    weight = 1 / (tokens_ST.shape[0] * (tokens_ST.shape[1] - 1))
-    micro_batches = [MicroBatch.pack([trajectory(tokens_ST[row], None, weight)]) for row in rows]
+class Work:
+    """One job on this rank: a model without adapters, which get on it and off it again."""
+
+    def __init__(self, model_dir: Path, layout: str, reference: Path, recompute: bool) -> None:
+        self.base = build_model(model_dir, LAYOUTS[layout], recompute=recompute)
+        self.model_dir = model_dir
+        self._weights = [p.detach().clone() for p in self.base.module.parameters()]
+        self.reference = load_file(reference)
+        groups, num_rows = self.base.groups, len(self.reference["tokens"])
+        self.rows = list(range(num_rows))[groups.dp.rank() :: groups.dp.size()]
+
+    def adapted(self, lora: LoraSection) -> Model:
+        """The model with fresh adapters, in the place of those that it had."""
+        module = self.base.module
+        for name, part in list(module.named_modules()):
+            if hasattr(part, "to_wrap"):
+                parent, _, leaf = name.rpartition(".")
+                setattr(module.get_submodule(parent), leaf, part.to_wrap)
+        return with_adapters(self.base, lora, seed=5)
+
+    def loaded(self, variant: str, lora: LoraSection | None = None) -> Model:
+        """With the made adapters, read as a checkpoint's are."""
+        model = self.adapted(lora or ALL[variant])
+        assert model.adapters is not None
+        held = [slot for slots in model.adapters.slots().values() for slot in slots]
+        files = PolicyFiles(self.directory(variant))
+        files.check(held)
+        files.load(held)
+        return model
+
+    def directory(self, variant: str) -> Path:
+        return self.model_dir.with_name(f"{self.model_dir.name}-{variant}")
+
+    def micro_batches(self, routes_STLK: torch.Tensor | None = None) -> list[MicroBatch]:
+        """Advantage 1 everywhere, so that the loss is the mean -logprob."""
+        tokens_ST = self.reference["tokens"]
+        weight = 1 / (tokens_ST.shape[0] * (tokens_ST.shape[1] - 1))
+        routes = [None if routes_STLK is None else routes_STLK[row] for row in self.rows]
+        pairs = zip(self.rows, routes, strict=True)
+        return [MicroBatch.pack([trajectory(tokens_ST[row], own, weight)]) for row, own in pairs]
+
+    def num_changed(self) -> int:
+        """Frozen parameters that are not bit for bit as they were, or have a gradient."""
+        frozen = [p for name, p in self.base.module.named_parameters() if ".adapter." not in name]
+        same = [torch.equal(p, w) and p.grad is None for p, w in zip(frozen, self._weights, strict=True)]
+        return same.count(False)
+
+
+def policy_of(model: Model) -> MegatronPolicy:
+    return MegatronPolicy(model, SETTINGS, temperature=1.0, with_reference=True)
+
+
+def compute(work: Work, policy: MegatronPolicy, routes_STLK: torch.Tensor | None = None) -> Tensors:
+    """The adapters are left as they were, without gradients."""
+    model, micro_batches = policy._model, work.micro_batches(routes_STLK)
+    before = policy.logprobs(micro_batches)
     found = policy.forward_backward(micro_batches, None, PolicyLoss())
+    for ours, again in zip(before, found.logprobs, strict=True):
+        torch.testing.assert_close(ours, again, rtol=0, atol=1e-5)
     named = [(name, p) for name, p in model.module.named_parameters() if p.requires_grad]
-    assert all(p.grad is None for p in model.module.parameters() if not p.requires_grad)
     gradients.sum_over_ranks(named, model.groups)
     norm = gradients.norm(named, model.groups)
+    weights = [parameter.detach().clone() for _, parameter in named]
     for _, parameter in named:
         assert parameter.grad is not None
         parameter.data.copy_(parameter.grad)
-    return {
-        "rows": torch.tensor(rows),
-        "logprobs": torch.stack(found.logprobs),
-        "grad_norm": torch.tensor(norm),
-        **{f"grad.{name}": tensor.clone() for name, tensor in policy.export()},
-    }
+        parameter.grad = None
+    exported = {f"grad.{name}": tensor.clone() for name, tensor in policy.export()}
+    for (_, parameter), weight in zip(named, weights, strict=True):
+        parameter.data.copy_(weight)
+    return {"logprobs": torch.stack(found.logprobs), "grad_norm": torch.tensor(norm), **exported}
 
 
-def compare_exports(model: Model, loaded: Tensors, socket: Path) -> Tensors:
-    """What is gathered, and on rank 0 what an engine reads of all ranks' shards, beside what was loaded."""
-    policy, peers = MegatronPolicy(model, AdamWSettings(), temperature=1.0), TorchPeers()
+def compare_exports(policy: MegatronPolicy, loaded: Tensors, socket: Path) -> Tensors:
+    """What is gathered, and on rank 0 what an engine reads, beside what was loaded."""
+    peers = TorchPeers()
     found = {"wrong.export": torch.tensor(_num_wrong(dict(policy.export()), loaded))}
     outlet = Outlet(owner=ShmOwner(socket), cuts=2)
     if parts := peers.collect(outlet.export(0, policy)):
@@ -80,27 +144,134 @@ def _num_wrong(ours: Tensors, loaded: Tensors) -> int:
     return sum(not (name in ours and name in loaded and torch.equal(ours[name], loaded[name])) for name in names)
 
 
+def step(work: Work, policy: MegatronPolicy) -> Tensors:
+    """Three updates."""
+    for _ in range(NUM_STEPS):
+        policy.forward_backward(work.micro_batches(), None, PolicyLoss())
+        policy.optimizer_step(1e-2)
+    stepped = {f"stepped.{name}": tensor.clone() for name, tensor in policy.export()}
+    return {**stepped, "state_bytes": torch.tensor(policy._optimizer.states.num_bytes)}
+
+
+def every_variant(work: Work, socket: Path) -> Tensors:
+    found: Tensors = {}
+    for variant in ALL:
+        policy = policy_of(work.loaded(variant))
+        outputs = compare_exports(policy, load_file(work.directory(variant) / "adapters.safetensors"), socket)
+        outputs |= compute(work, policy)
+        outputs["reference"] = torch.stack(policy.reference_logprobs(work.micro_batches()))
+        outputs |= step(work, policy) if variant in STEPPED else {}
+        found |= {f"{variant}.{name}": tensor for name, tensor in outputs.items()}
+    begun = policy_of(work.adapted(ALL[ONE]))
+    return found | {f"start.{name}": tensor.clone() for name, tensor in begun.export()}
+
+
+def recomputed(work: Work) -> Tensors:
+    """With the reference's routes replayed."""
+    policy = policy_of(work.loaded(ONE))
+    outputs = compute(work, policy, work.reference[f"{ONE}.routed_experts"])
+    return {f"{ONE}.{name}": tensor for name, tensor in outputs.items()}
+
+
+def regathered(work: Work) -> Tensors:
+    """Gradients as `off.grad.<name>` and `on.grad.<name>`; bytes that autograd keeps, each storage once."""
+    found: Tensors = {}
+    for key, is_on in (("off", False), ("on", True)):
+        lora = msgspec.structs.replace(ALL[ONE], sequence_parallel_input_regather=is_on)
+        policy, kept = policy_of(work.loaded(ONE, lora)), dict[int, torch.UntypedStorage]()
+
+        def keep(tensor: torch.Tensor, kept: dict[int, torch.UntypedStorage] = kept) -> torch.Tensor:
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            policy.forward_backward(work.micro_batches()[:1], None, PolicyLoss())
+        named = [(name, p) for name, p in policy._model.module.named_parameters() if p.requires_grad]
+        found |= {f"{key}.grad.{name}": p.grad.clone() for name, p in named if p.grad is not None}
+        found[f"{key}.bytes"] = torch.tensor(sum(storage.nbytes() for storage in kept.values()))
+    return found
+
+
+def _adapters(module: Any, ending: str) -> list[Any]:
+    return [part for name, part in module.named_modules() if name.endswith(ending) and hasattr(part, "to_wrap")]
+
+
+def _scale_off(work: Work) -> Model:
+    model = work.loaded(ONE)
+    for part in model.module.modules():
+        if getattr(part, "is_expert", False) and hasattr(part, "linear_in"):
+            part.alpha /= model.config.moe_router_topk
+    return model
+
+
+def _local_numbers(work: Work) -> Model:
+    """Every rank takes its experts for the first ones, as Megatron-Bridge's export does."""
+    model = work.loaded(ONE)
+    assert model.adapters is not None
+    num_local = model.config.num_moe_experts // model.groups.ep.size()
+    for slots in model.adapters.slots().values():
+        for slot in slots:
+            name = re.sub(r"experts\.(\d+)", lambda found: f"experts.{int(found[1]) % num_local}", slot.name)
+            PolicyFiles(work.directory(ONE)).load([replace(slot, name=name)])
+    return model
+
+
+def _one_a(work: Work) -> Model:
+    model = work.loaded("split-norm-alpha2")
+    for wrapper in _adapters(model.module, ".linear_qkv"):
+        for key in ("adapter_k", "adapter_v"):
+            wrapper.adapter[key].linear_in.weight.data.copy_(wrapper.adapter["adapter_q"].linear_in.weight)
+    return model
+
+
+def _no_gate(work: Work) -> Model:
+    model = work.loaded(ONE)
+    for wrapper in _adapters(model.module, ".linear_gate"):
+        wrapper.disable_adapter_layers()
+    return model
+
+
+FAULTS: dict[str, Callable[[Work], Model]] = {
+    "scale-off-by-top-k": _scale_off,
+    "experts-by-local-number": _local_numbers,
+    "one-a-for-q-k-v": _one_a,
+    "gate-left-out": _no_gate,
+}
+
+
+def faulty(work: Work) -> Tensors:
+    return {
+        f"{name}.logprobs": torch.stack(policy_of(make(work)).logprobs(work.micro_batches()))
+        for name, make in FAULTS.items()
+    }
+
+
+def run(job: str, args: argparse.Namespace) -> Tensors:
+    name, layout, *options = job.split(":")
+    work = Work(args.into / name, layout, args.references / f"{name}-lora.safetensors", "recompute" in options)
+    if "recompute" in options:
+        found = recomputed(work)
+    elif "regather" in options:
+        found = regathered(work)
+    elif "faults" in options:
+        found = faulty(work)
+    else:
+        found = every_variant(work, args.into / f"{args.rank}.sock")
+    return {**found, "rows": torch.tensor(work.rows), "wrong.base": torch.tensor(work.num_changed())}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     for name in ("--references", "--into"):
         parser.add_argument(name, type=Path, required=True)
     for name in ("--rank", "--world-size", "--port"):
         parser.add_argument(name, type=int, required=True)
-    parser.add_argument("jobs", nargs="+", help="MODEL:VARIANT:LAYOUT")
+    parser.add_argument("jobs", nargs="+", help="MODEL:LAYOUT, or one with :recompute, :regather or :faults behind it")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    ranks = Ranks(args.rank, args.world_size, args.port)
     for job in args.jobs:
-        name, variant, layout = job.split(":")
-        distributed.start(ranks, LAYOUTS[layout])
-        model = build_model(args.into / name, LAYOUTS[layout], lora=ALL[variant])
-        adapters = args.into / f"{name}-{variant}"
-        load(model, adapters)
-        outputs = compare_exports(
-            model, load_file(adapters / "adapters.safetensors"), args.into / f"{dist.get_rank()}.sock"
-        )
-        outputs |= compute(model, load_file(args.references / f"{name}-lora.safetensors")["tokens"])
-        save_file(outputs, args.into / f"{job}.{args.rank}.safetensors")
+        distributed.start(Ranks(args.rank, args.world_size, args.port), LAYOUTS[job.split(":")[1]])
+        save_file(run(job, args), args.into / f"{job}.{args.rank}.safetensors")
         distributed.leave_layout()
     distributed.stop()
 
