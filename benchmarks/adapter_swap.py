@@ -37,7 +37,11 @@ WORKER = "benchmarks.swap_worker.TimedWorker"
 MODES: tuple[Pause, ...] = ("keep", "overlap")
 LORA = LoraSection(rank=16, normalize_moe_lora=True)
 NUM_UNDER_WAY, NUM_PROMPT_TOKENS, NUM_TOKENS = 64, 32, 64
-ENGINE = EngineSection(kv_cache_mib=128, max_num_seqs=NUM_UNDER_WAY, threads=1, adapter_slots=3)
+ENGINE = EngineSection(
+    kv_cache_mib=128, max_num_seqs=NUM_UNDER_WAY, max_num_batched_tokens=512, threads=1, adapter_slots=3
+)
+"""Requests that are computed anew sample as soon as a step has all of their tokens: small steps let the first go on
+early."""
 SHAPES = dict(tiny.BENCH_BEAM.shapes())
 STD = 0.02
 REST_S = 1.0
@@ -146,9 +150,9 @@ def summary(pause: Pause, swaps: list[tuple[float, float]], sampled_at: list[flo
     gaps = [(begin, end) for begin, end in pairwise(sampled_at)]
     pauses = [max(end - begin for begin, end in gaps if end > first and begin < last) for first, last in swaps]
     quiet = [end - begin for begin, end in gaps if all(end <= first or begin >= last for first, last in swaps)]
-    pause_p50_s, pause_p99_s = np.percentile(pauses, [50, 99])
-    step_p50_s, step_p99_s = np.percentile(quiet, [50, 99])
-    swap_p50_s, swap_p99_s = np.percentile([last - first for first, last in swaps], [50, 99])
+    pause_p50_s, pause_p99_s = np.percentile(pauses, [50, 99]).tolist()
+    step_p50_s, step_p99_s = np.percentile(quiet, [50, 99]).tolist()
+    swap_p50_s, swap_p99_s = np.percentile([last - first for first, last in swaps], [50, 99]).tolist()
     return Swaps(
         pause=pause,
         num_under_way=NUM_UNDER_WAY,

@@ -88,18 +88,18 @@ class EngineWorker(_Worker):
             return [self._policy_version] * batch.num_reqs
         return self._adapters.versions_of(batch.request_lora_mapping[: batch.num_reqs].tolist())
 
-    def beamline_stage(self, wait_s: float, manifest: bytes, slot: int | None = None) -> int | str | None:
+    def beamline_stage(self, manifest: bytes, slot: int | None = None) -> int | str | None:
         """Begin to fetch a policy, adapters into a slot; answers as `beamline_staged`."""
         if self._adapters is None:
             self._weights.start(manifest)
         else:
             assert slot is not None, "adapters are staged into a slot"
             self._adapters.start(manifest, slot)
-        return self._weights.answer(wait_s)
+        return self._weights.answer()
 
-    def beamline_staged(self, wait_s: float) -> int | str | None:
-        """The bytes that were fetched, or why it failed; None if that is not known after waiting so long."""
-        return self._weights.answer(wait_s)
+    def beamline_staged(self) -> int | str | None:
+        """The bytes that were fetched, or why it failed; None while that is not known."""
+        return self._weights.answer()
 
     def beamline_drop(self) -> None:
         """Let go of what is staged or being fetched."""

@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import wait as wait_for
 
 import torch
 
@@ -45,10 +44,10 @@ class RankWeights:
         self.drop()
         self._fetching = self._fetcher.submit(self._fetch, manifest, then)
 
-    def answer(self, wait_s: float) -> int | str | None:
-        """The bytes that were fetched, or why there are none; None where it is not done after so many seconds."""
+    def answer(self) -> int | str | None:
+        """The bytes that were fetched, or why there are none; None while it is not done."""
         assert self._fetching is not None, "nothing is being fetched"
-        if not wait_for([self._fetching], wait_s).done:
+        if not self._fetching.done():
             return None
         error = self._fetching.exception()
         if error is None:

@@ -9,7 +9,7 @@ from beamline.protocol.errors import WeightError
 from beamline.rollout.engine import EngineError
 
 _FIRST_WAIT_S = 0.02
-"""For a policy to be fetched while the engine core waits: a small one is, and needs no second question."""
+"""Before the first question whether a policy has been fetched: a small one has."""
 _LONGEST_WAIT_S = 0.5
 """Between two questions whether a large one is."""
 
@@ -37,13 +37,13 @@ class Ranks:
         Raises:
             WeightError: in the words of the first rank that could not. Others may have fetched theirs.
         """
-        answers = await self.call("beamline_stage", _FIRST_WAIT_S, *args)
+        answers = await self.call("beamline_stage", *args)
         wait_s = _FIRST_WAIT_S
         while None in answers:
             # Samples go on meanwhile: an answer that is waited for in the engine core's loop would hold them up.
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
-            answers = await self.call("beamline_staged", 0.0)
+            answers = await self.call("beamline_staged")
         if errors := [answer for answer in answers if isinstance(answer, str)]:
             raise WeightError(errors[0])
         return sum(answers)

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import torch
 
-from beamline.protocol.errors import WeightError
+from beamline.rollout.lora.finite import check_finite
 from beamline.rollout.lora.pinned_memory import PinnedMemory
 from beamline.rollout.lora.slots import LoraSlots
-from beamline.rollout.rank_weights import RankWeights, tensor_of, tensors_of
+from beamline.rollout.rank_weights import RankWeights, tensors_of
 from beamline.weights.staging import Staged
 
 NO_POLICY = -1
@@ -60,19 +60,3 @@ class RankAdapters:
                 self._slots.write(slot, self._pinned.through(tensors_of(staged)))
         finally:
             staged.fence()
-
-
-def check_finite(staged: Staged) -> None:
-    """Raises WeightError naming the first tensor, and where in it, that has infinity or what is no number."""
-    for entry, pieces in staged.pieces():
-        for piece, content in pieces:
-            if not all(piece.shape):
-                continue
-            wrong = ~torch.isfinite(tensor_of(content, entry.dtype, piece.shape))
-            if wrong.any():
-                inside = wrong.nonzero()[0].tolist()
-                position = [start + index for start, index in zip(piece.start, inside, strict=True)]
-                raise WeightError(
-                    f"policy {staged.manifest.policy_version}: tensor {entry.name} is not finite at {position}, nor in "
-                    f"{int(wrong.sum()) - 1} places more: its training has diverged, and it is not served"
-                )
