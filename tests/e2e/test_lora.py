@@ -12,12 +12,13 @@ from beamline.runtime.base_identity import BaseIdentity
 from beamline.runtime.checkpoints import ADAPTER, POLICY, step_folder, trainer_state
 from real_runs import LiveRun, Run, beamline, ending, of_step, processes_of, shared_memory_of
 
-NUM_STEPS, INTERVAL, KILLED_AFTER = 8, 4, 5
+NUM_STEPS, INTERVAL, KILLED_AFTER = 6, 3, 4
+NUM_PROBLEMS = 128
 SETTINGS = (
     f"trainer.num_steps={NUM_STEPS}",
     f"trainer.eval_interval={NUM_STEPS}",
     f"trainer.checkpoint_interval={INTERVAL}",
-    "data.evals=[{path: 'task:chained-sums', name: chained-sums, max_problems: 256}]",
+    f"data.evals=[{{path: 'task:chained-sums', name: chained-sums, max_problems: {NUM_PROBLEMS}}}]",
     "trainer.resume_mode=latest",
 )
 FROZEN = assets.weights("tiny-beam")
@@ -43,7 +44,7 @@ async def killed_and_resumed(folder: Path) -> Run:
 
 def test_accuracy_on_held_out_problems_rises_by_0_30(run: Run):
     first, last = (run.evaluation("chained-sums", step) for step in (0, NUM_STEPS))
-    assert first["num_problems"] >= 256 and first["num_samples"] == 8
+    assert first["num_problems"] == NUM_PROBLEMS and first["num_samples"] == 8
     assert last["accuracy"] - first["accuracy"] >= 0.30, (first, last)
     assert last["accuracy_low"] > first["accuracy_high"]
 
