@@ -1,7 +1,6 @@
 """Whether a run trains what a checkpoint holds: all weights, or the same adapters."""
 
 from pathlib import Path
-from typing import Any
 
 from beamline.protocol.lora_config import LoraSection
 from beamline.runtime.checkpoints import POLICY, TrainerState
@@ -28,21 +27,17 @@ def misfit(folder: Path, state: TrainerState, lora: LoraSection) -> str:
     for name, value in held.items():
         if value != asked[name]:
             return (
-                f"checkpoint {folder} holds adapters with model.lora.{name}={_shown(value)}, not "
-                f"{_shown(asked[name])}: set it so to go on"
+                f"checkpoint {folder} holds adapters with model.lora.{name}={value}, not {asked[name]}: set it so to "
+                "go on"
             )
     return ""
 
 
-def _settings(lora: LoraSection) -> dict[str, Any]:
+def _settings(lora: LoraSection) -> dict[str, int | str]:
     """What decides which tensors there are and what they mean."""
     return {
         "rank": lora.rank,
         "alpha": lora.scale_numerator,
-        "targets": sorted(set(lora.targets)),
-        "normalize_moe_lora": lora.normalize_moe_lora,
+        "targets": f"[{','.join(sorted(set(lora.targets)))}]",
+        "normalize_moe_lora": str(lora.normalize_moe_lora).lower(),
     }
-
-
-def _shown(value: Any) -> str:
-    return f"[{','.join(value)}]" if isinstance(value, list) else str(value).lower()

@@ -3,7 +3,7 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.onnx", "*.index.json")
 GENERATION = "generation_config.json"
@@ -42,8 +42,8 @@ def _token_ids(policy: Path, config: dict[str, Any]) -> dict[str, Any]:
     named = _read(policy / "tokenizer_config.json")
     ids = {token["content"]: token["id"] for token in _read(policy / "tokenizer.json").get("added_tokens", [])}
     for name in _TOKENS:
-        token = named.get(f"{name}_token")
-        text = token.get("content") if isinstance(token, dict) else token
+        token: Any = named.get(f"{name}_token")
+        text = cast("dict[str, Any]", token)["content"] if isinstance(token, dict) else token
         if found[f"{name}_token_id"] is None:
             found[f"{name}_token_id"] = ids.get(text)
     end = found["eos_token_id"]
