@@ -48,8 +48,10 @@ def build(
 
 
 def frozen(policy: MegatronPolicy) -> dict[str, torch.Tensor]:
-    held = (*policy._model.module.named_parameters(), *policy._model.module.named_buffers())
-    return {name: value.detach().clone() for name, value in held if ".adapter." not in name}
+    """Weights, and the routers' biases; Megatron's count of tokens that go with those is no part of the model."""
+    held = dict((*policy._model.module.named_parameters(), *policy._model.module.named_buffers()))
+    names = [name for name in held if ".adapter." not in name and not name.endswith("local_tokens_per_expert")]
+    return {name: held[name].detach().clone() for name in names}
 
 
 def adapters(policy: MegatronPolicy) -> dict[str, torch.Tensor]:
@@ -72,7 +74,7 @@ def test_steps_move_adapters_alone(model_dir: Path, dtype: str):
         train_step(policy, batch(number, SPEC.vocab_size), CONFIG)
     assert policy.gradient_bytes() == 0
     assert policy._optimizer.states.num_bytes == STATE_BYTES * num_elements
-    assert all(torch.equal(value, base[name]) for name, value in frozen(policy).items())
+    assert [name for name, value in frozen(policy).items() if not torch.equal(value, base[name])] == []
     moved = adapters(policy)
     assert moved.keys() == begun.keys() and {str(a.dtype) for a in moved.values()} == {f"torch.{dtype}"}
     assert all(not torch.equal(moved[name], begun[name]) for name in begun)
@@ -122,7 +124,7 @@ def test_dropout_is_of_training_alone(model_dir: Path):
     before = noisy.num_passes
     found, wanted = train_step(noisy, step, config).metrics(), train_step(plain, step, CONFIG).metrics()
     assert noisy.num_passes - before == num_passes(step, config) == num_passes(step, CONFIG) + 1
-    assert found["policy/mismatch_abs_mean"] == pytest.approx(wanted["policy/mismatch_abs_mean"], rel=1e-6)
+    assert found["policy/mismatch_abs_mean"] == pytest.approx(wanted["policy/mismatch_abs_mean"], rel=1e-5)
 
 
 def replace_dropout(rate: float) -> LoraSection:
