@@ -61,8 +61,8 @@ TWICE = {"tests/models/transformers": "rollout"}
 WHOLE = ("tests/unit", "tests/ring", "tests/doctor", "tests/dashboard", "tests/e2e")
 """Folders that keep every core busy by themselves: nothing runs beside them."""
 
-PARALLEL = ("tests/unit", "tests/ring", "tests/dashboard")
-"""Those of them whose tests need no engine: two processes share them out."""
+PARALLEL = ("tests/unit", "tests/ring", "tests/dashboard", "tests/e2e")
+"""Those of them that two processes share out: a whole run, too, keeps no more than half of two cores busy."""
 
 AT_A_TIME = 2
 
