@@ -11,15 +11,17 @@ Reads the models `<into>/<model>` and their adapters `<into>/<model>-<variant>`,
     wrong.shards             is gathered, and in what an engine reads of all ranks (on rank 0)
 
 Of variant `ONE` also `stepped.<name>`, the adapters after two updates, `state_bytes` of this rank and `reference`,
-log-probabilities of the reference policy;
-`start.<name>` are adapters as they begin, and `wrong.base` the frozen parameters that have changed in the end. A job
-may end in `:recompute` (its layers are computed twice, and routes replayed), `:regather` (gradients and bytes kept for
-the backward pass with it on and off) or `:faults` (log-probabilities with each of `FAULTS` planted).
+log-probabilities of the reference policy. `start.<name>` are adapters as they begin, and `wrong.base` the frozen
+parameters that have changed in the end.
+
+A job may end in `:some` (with `SOME` of the variants), `:recompute` (its layers are computed twice, and routes
+replayed), `:regather` (gradients and bytes kept for the backward pass with it on and off) or `:faults`
+(log-probabilities with each of `FAULTS` planted).
 """
 
 import argparse
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -51,6 +53,7 @@ SETTINGS = AdamWSettings(eps=1e-2, weight_decay=0.1)
 """An update follows gradients in their size too: it does not magnify what layouts round differently."""
 ONE = "norm-alpha2"
 """Of jobs that need no other variant."""
+SOME = (ONE, "split-norm-alpha2")
 
 
 class Work:
@@ -150,9 +153,9 @@ def step(work: Work, policy: MegatronPolicy) -> Tensors:
     return {**stepped, "state_bytes": torch.tensor(policy._optimizer.states.num_bytes)}
 
 
-def every_variant(work: Work, socket: Path) -> Tensors:
+def every_variant(work: Work, variants: Iterable[str], socket: Path) -> Tensors:
     found: Tensors = {}
-    for variant in ALL:
+    for variant in variants:
         policy = policy_of(work.loaded(variant))
         outputs = compare_exports(policy, load_file(work.directory(variant) / "adapters.safetensors"), socket)
         outputs |= compute(work, policy)
@@ -254,7 +257,7 @@ def run(job: str, args: argparse.Namespace) -> Tensors:
     elif "faults" in options:
         found = faulty(work)
     else:
-        found = every_variant(work, args.into / f"{args.rank}.sock")
+        found = every_variant(work, SOME if "some" in options else ALL, args.into / f"{args.rank}.sock")
     return {**found, "rows": torch.tensor(work.rows), "wrong.base": torch.tensor(work.num_changed())}
 
 
