@@ -7,6 +7,7 @@ go wrong with a policy is an answer.
 import gc
 import glob
 import logging
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,9 @@ from beamline.weights.staging import Staged
 logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
 
 _OF_DEVICE = "vllm.v1.worker.cpu_worker.CPUWorker" if current_platform.is_cpu() else "vllm.v1.worker.gpu_worker.Worker"
+_SWITCH_INTERVAL_S = 5e-4
+"""Adapters are many small tensors, and while they are fetched the thread that samples asks for the interpreter after
+every operation: Python's own 5 ms each time would be a pause."""
 _Worker: Any = resolve_obj_by_qualname(_OF_DEVICE)
 
 
@@ -66,6 +70,7 @@ class EngineWorker(_Worker):
         if self.lora_slots is not None:
             held = dict.fromkeys(self.lora_slots.needs, dtype)
             self._weights = RankWeights(self.lora_slots.needs, held, dtype, rank)
+            sys.setswitchinterval(_SWITCH_INTERVAL_S)
             self._adapters = RankAdapters(self.lora_slots, self._weights, runner.device)
             return
         needs = needs_of(runner.model)
