@@ -100,9 +100,7 @@ def build_worker(context: ServiceContext, rank: Rank, thread: Executor) -> Train
 
 def _keeping(config: RunConfig, run_dir: Path) -> KeepingSettings:
     trainer, parallel, lora = config.trainer, config.trainer.parallel, config.model.lora
-    model_dir = Path(config.model.path)
-    shapes = adapter_shapes(adapters_in(model_dir, lora)).values() if lora.is_on else ()
-    num_trained = sum(map(math.prod, shapes)) if lora.is_on else num_elements(model_dir)
+    model_dir, num_trained = Path(config.model.path), _num_trained(config)
     trained_bytes = num_trained * DTYPES[config.model.dtype].itemsize
     return KeepingSettings(
         model_dir=model_dir,
@@ -142,9 +140,17 @@ def _transport(config: RunConfig) -> str:
         one_host=config.bus.blob_store == "shm",
         device="cuda" if on_gpu else "cpu",
         one_device=on_gpu and torch.cuda.device_count() == 1 and config.run.placement is Placement.COLOCATED,
-        num_bytes=_model_bytes(config),
+        num_bytes=_num_trained(config) * DTYPES[config.model.dtype].itemsize,
         free_bytes=free_memory_bytes(),
     )
+
+
+def _num_trained(config: RunConfig) -> int:
+    """Elements of what moves with a step: all weights, or the adapters."""
+    model_dir, lora = Path(config.model.path), config.model.lora
+    if not lora.is_on:
+        return num_elements(model_dir)
+    return sum(map(math.prod, adapter_shapes(adapters_in(model_dir, lora)).values()))
 
 
 def _model_bytes(config: RunConfig) -> int:
