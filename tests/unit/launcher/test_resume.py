@@ -211,8 +211,11 @@ def test_a_model_that_has_changed_since_is_refused(config: RunConfig, earlier: P
 
 def test_processes_of_the_earlier_start_are_waited_for(config: RunConfig, earlier: Path) -> None:
     """Anything that has the run's folder as its `--run-dir`."""
-    command = [sys.executable, "-c", "import sys; sys.stdin.read()", "--run-dir", str(earlier)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+    program = "import sys; print('here', flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", program, "--run-dir", str(earlier)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"here\n"  # before that the system may not know its arguments yet
         with pytest.raises(ConfigError, match=rf"process {process.pid} of an earlier start .* within 0.1 s"):
             leftovers.await_end(earlier, deadline_s=0.1)
         process.kill()
