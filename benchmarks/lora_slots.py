@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from benchmarks.sampled_group import sampled_group
 from benchmarks.slot_figures import SlotFigures, SlotSide, figures_of, rows
 
 from beamline.models import tiny
-from beamline.protocol import messages as m
 from beamline.protocol.config import EngineSection
 from beamline.protocol.lora_config import LoraSection
 from beamline.rollout import environment
@@ -34,17 +34,7 @@ EXPERT_RANKS = (RANK, RANK // TOP_K)
 NUM_CONCURRENT, NUM_PROMPT_TOKENS, NUM_TOKENS = 32, 16, 64
 ENGINE = EngineSection(kv_cache_mib=192, max_num_seqs=NUM_CONCURRENT, threads=1)
 NUM_ROUNDS = 5
-GROUP = m.PromptGroup(
-    group_id="g-000001",
-    attempt=0,
-    purpose=m.Purpose.TRAIN,
-    task=m.Task(prompt_id="p", data_source="none", grader="math_dapo", ground_truth=""),
-    prompt_tokens=list(range(5, 5 + NUM_PROMPT_TOKENS)),
-    sampling=m.Sampling(temperature=1.0, top_p=1.0, max_tokens=NUM_TOKENS),
-    seeds=list(range(NUM_CONCURRENT)),
-    min_policy_version=0,
-    deadline=4e9,
-)
+GROUP = sampled_group(NUM_CONCURRENT, NUM_PROMPT_TOKENS, NUM_TOKENS)
 
 
 async def main() -> None:

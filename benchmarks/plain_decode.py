@@ -12,26 +12,16 @@ import time
 from pathlib import Path
 from statistics import median
 
+from benchmarks.sampled_group import sampled_group
+
 from beamline.models import tiny
-from beamline.protocol import messages as m
 from beamline.protocol.config import EngineSection
 from beamline.rollout import environment
 from beamline.rollout.engine import Engine
 
 NUM_ROUNDS = 6
 NUM_SAMPLES, NUM_PROMPT_TOKENS, NUM_TOKENS = 128, 32, 100
-FAR_AWAY = 4e9
-GROUP = m.PromptGroup(
-    group_id="g-000001",
-    attempt=0,
-    purpose=m.Purpose.TRAIN,
-    task=m.Task(prompt_id="p", data_source="none", grader="math_dapo", ground_truth=""),
-    prompt_tokens=list(range(5, 5 + NUM_PROMPT_TOKENS)),
-    sampling=m.Sampling(temperature=1.0, top_p=1.0, max_tokens=NUM_TOKENS),
-    seeds=list(range(NUM_SAMPLES)),
-    min_policy_version=0,
-    deadline=FAR_AWAY,
-)
+GROUP = sampled_group(NUM_SAMPLES, NUM_PROMPT_TOKENS, NUM_TOKENS)
 
 
 async def main() -> None:

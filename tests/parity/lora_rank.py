@@ -29,12 +29,12 @@ from typing import Any
 import msgspec
 import torch
 from safetensors.torch import load_file, save_file
-from trainer_rank import LAYOUTS, Tensors, trajectory
+from trainer_rank import LAYOUTS, Tensors, exported_gradients, trajectory
 
 from beamline.algorithms.losses import PolicyLoss
 from beamline.protocol.lora_config import LoraSection
 from beamline.trainer.batch import MicroBatch
-from beamline.trainer.megatron import distributed, gradients
+from beamline.trainer.megatron import distributed
 from beamline.trainer.megatron.build import build_model
 from beamline.trainer.megatron.distributed import Ranks
 from beamline.trainer.megatron.lora import with_adapters
@@ -110,20 +110,8 @@ def policy_of(model: Model) -> MegatronPolicy:
 
 def compute(work: Work, policy: MegatronPolicy, routes_STLK: torch.Tensor | None = None) -> Tensors:
     """The adapters are left as they were, without gradients."""
-    model, micro_batches = policy._model, work.micro_batches(routes_STLK)
-    found = policy.forward_backward(micro_batches, None, PolicyLoss())
-    named = [(name, p) for name, p in model.module.named_parameters() if p.requires_grad]
-    gradients.sum_over_ranks(named, model.groups)
-    norm = gradients.norm(named, model.groups)
-    weights = [parameter.detach().clone() for _, parameter in named]
-    for _, parameter in named:
-        assert parameter.grad is not None
-        parameter.data.copy_(parameter.grad)
-        parameter.grad = None
-    exported = {f"grad.{name}": tensor.clone() for name, tensor in policy.export()}
-    for (_, parameter), weight in zip(named, weights, strict=True):
-        parameter.data.copy_(weight)
-    return {"logprobs": torch.stack(found.logprobs), "grad_norm": torch.tensor(norm), **exported}
+    found = policy.forward_backward(work.micro_batches(routes_STLK), None, PolicyLoss())
+    return {"logprobs": torch.stack(found.logprobs), **exported_gradients(policy)}
 
 
 def compare_exports(policy: MegatronPolicy, loaded: Tensors, socket: Path) -> Tensors:

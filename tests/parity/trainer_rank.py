@@ -134,17 +134,24 @@ def _update(policy: MegatronPolicy, model: Model, micro_batches: list[MicroBatch
     found = policy.forward_backward(micro_batches, None, PolicyLoss())
     for ours, again in zip(before, found.logprobs, strict=True):
         torch.testing.assert_close(ours, again, rtol=0, atol=1e-5)
-    parameters = list(model.module.named_parameters())
-    gradients.sum_over_ranks(parameters, model.groups)
-    norm = gradients.norm(parameters, model.groups)
-    weights = [parameter.detach().clone() for _, parameter in parameters]
-    for _, parameter in parameters:
+    return {"logprobs": torch.stack(found.logprobs), **exported_gradients(policy)}
+
+
+def exported_gradients(policy: MegatronPolicy) -> Tensors:
+    """Those of what is trained, complete, under the names of its export, and their norm; they are cleared."""
+    model = policy._model
+    trained = [(name, parameter) for name, parameter in model.module.named_parameters() if parameter.requires_grad]
+    gradients.sum_over_ranks(trained, model.groups)
+    norm = gradients.norm(trained, model.groups)
+    weights = [parameter.detach().clone() for _, parameter in trained]
+    for _, parameter in trained:
+        assert parameter.grad is not None
         parameter.data.copy_(parameter.grad)
         parameter.grad = None
     exported = {f"grad.{name}": tensor.clone() for name, tensor in policy.export()}
-    for (_, parameter), weight in zip(parameters, weights, strict=True):
+    for (_, parameter), weight in zip(trained, weights, strict=True):
         parameter.data.copy_(weight)
-    return {"logprobs": torch.stack(found.logprobs), "grad_norm": torch.tensor(norm), **exported}
+    return {"grad_norm": torch.tensor(norm), **exported}
 
 
 def _check_pieces(policy: MegatronPolicy, model: Model, reference: Tensors) -> None:
