@@ -14,9 +14,6 @@ from beamline.weights.manifest import WeightManifest, merge
 from beamline.weights.shm import ShmOwner
 from beamline.weights.tensors import Shard
 
-SOCKETS = Path(tempfile.gettempdir())
-"""A socket's path may not be long, as a test's own folder is."""
-
 READERS_S = 10.0
 
 FAR_AWAY = 4e9
@@ -66,7 +63,7 @@ def export(folder: Path, version: int, tensors: Mapping[str, np.ndarray], parts:
     """
     key = (folder, parts, tuple((name, array.shape, array.dtype.name) for name, array in tensors.items()))
     if key not in _owners:
-        _owners[key] = ShmOwner(Path(tempfile.mkdtemp(prefix="beamline-", dir=SOCKETS)) / "owner.sock")
+        _owners[key] = ShmOwner(Path(tempfile.mkdtemp(prefix="beamline-")) / "owner.sock")
     owner = _owners[key]
     owner.export(version, _shards(tensors, parts))
     return merge([owner.describe()])

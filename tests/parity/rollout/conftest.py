@@ -4,6 +4,7 @@ Everything runs in one event loop, that of the session: an engine belongs to the
 """
 
 import gc
+import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -55,6 +56,13 @@ class Model:
 
     def tensors(self, *, other: bool = False) -> dict[str, np.ndarray]:
         return load_file((self.other_path if other else self.path) / "model.safetensors")
+
+
+@pytest.fixture
+def owner_socket() -> Iterator[Path]:
+    """A path that nobody else binds, in a folder of its own: in a test's own folder it is too long for a socket."""
+    with tempfile.TemporaryDirectory(prefix="beamline-") as folder:
+        yield Path(folder) / "owner.sock"
 
 
 @pytest.fixture(scope="session")

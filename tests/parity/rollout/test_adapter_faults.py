@@ -18,7 +18,7 @@ from beamline.weights.manifest import WeightManifest, merge
 from beamline.weights.nixl import NixlOwner
 from lora_variants import VARIANTS
 from rollout_bench import Bench
-from rollout_messages import SOCKETS, close_owners, damage, policy_update, readers_are
+from rollout_messages import close_owners, damage, policy_update, readers_are
 from served_adapters import HALVED, NUM_SLOTS, Served, adapters, halved, one_span, shards
 from tiny_engines import load
 
@@ -136,12 +136,14 @@ async def test_a_version_for_which_no_slot_is_free_is_refused_and_fits_once_requ
         assert all(one_span(completion, version) for completion in completions)
 
 
-async def test_an_owner_that_dies_while_its_adapters_are_fetched_leaves_what_is_served(served: Served) -> None:
+async def test_an_owner_that_dies_while_its_adapters_are_fetched_leaves_what_is_served(
+    served: Served, owner_socket: Path
+) -> None:
     model = served.folder / "model"
     model.mkdir()
     save_file(adapters(seed=3), model / "model.safetensors")
     command = [sys.executable, str(SUPPORT / "weight_owner.py"), str(model)]
-    arguments = [str(served.new_version()), str(SOCKETS / f"{served.folder.name[-20:]}.sock")]
+    arguments = [str(served.new_version()), str(owner_socket)]
     owner = subprocess.Popen([*command, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert owner.stdout is not None

@@ -12,7 +12,7 @@ from beamline.protocol.blobs import VersionSpan
 from beamline.protocol.errors import WeightError
 from beamline.weights.manifest import WeightManifest
 from loaded_weights import PAGE_BYTES
-from rollout_messages import SOCKETS, close_owners, damage, export, prompt_group, readers_are
+from rollout_messages import close_owners, damage, export, prompt_group, readers_are
 from tiny_engines import ROUNDING, assert_same, load, routes_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -167,17 +167,16 @@ async def test_a_staged_policy_changes_nothing_until_it_is_activated_and_can_be_
 
 
 async def test_samples_go_on_while_a_policy_is_fetched_from_an_owner_that_does_not_answer(
-    engine, model, other, tmp_path: Path
+    engine, model, other, owner_socket: Path
 ) -> None:
-    path = SOCKETS / f"{tmp_path.name[-20:]}.sock"
     with socket.socket(socket.AF_UNIX) as owner:
-        owner.bind(str(path))
+        owner.bind(str(owner_socket))
         owner.listen()
-        place = msgspec.structs.replace(other.places[0], socket=str(path))
+        place = msgspec.structs.replace(other.places[0], socket=str(owner_socket))
         staging = asyncio.create_task(engine.stage_weights(msgspec.structs.replace(other, places=[place])))
         await engine.generate(prompt_group([5, 6, 7], seeds=[1], max_tokens=100))
         assert not staging.done()
-    path.unlink()
+    owner_socket.unlink()
     with pytest.raises(WeightError, match=r"gave no answer|cannot get its weights"):
         await staging
 
