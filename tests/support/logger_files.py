@@ -38,6 +38,11 @@ def wandb_history(content: bytes) -> list[dict[str, Any]]:
     return rows
 
 
+def wandb_project(content: bytes) -> str:
+    """Where a run of wandb belongs."""
+    return next(run.project for run in (Record.FromString(one).run for one in _records(content)) if run.run_id)
+
+
 def _records(content: bytes) -> Iterator[bytes]:
     position, parts = _FILE_HEADER_BYTES, b""
     while position + _HEADER.size <= len(content):

@@ -13,13 +13,13 @@ from beamline.coordinator.recorder import Recorder
 from beamline.coordinator.versions import library_versions
 from beamline.protocol.config import RunConfig, RunSection
 from beamline.protocol.errors import ConfigError
-from logger_files import scalars, wandb_history
+from logger_files import scalars, wandb_history, wandb_project
 
 RECORDS = [(1, {"reward/mean": 0.5}), (1, {"engine/groups/rollout-0": 4.0}), (2, {"reward/mean": 0.75})]
 
 
 def loggers_of(run_dir: Path, *names: str) -> list[Logger]:
-    return open_loggers(run_dir, RunConfig(run=RunSection(name="r1", loggers=list(names))))
+    return open_loggers(run_dir, RunConfig(run=RunSection(name="r1", project="our-beam", loggers=list(names))))
 
 
 def test_every_default_logger_exists(tmp_path: Path):
@@ -49,6 +49,7 @@ def test_wandb_and_tensorboard_write_what_they_are_told(tmp_path: Path, monkeypa
     assert [(row["step"], {k: v for k, v in row.items() if "/" in k}) for row in rows] == RECORDS, (
         "offline, as there is no key"
     )
+    assert wandb_project(offline.read_bytes()) == "our-beam"
 
 
 def test_a_logger_that_fails_is_said_once_and_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture):

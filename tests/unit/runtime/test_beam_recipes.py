@@ -13,16 +13,11 @@ from beamline.protocol.layout import check_layout
 from beamline.runtime.recipe import load_recipe
 
 LORA_RECIPES = ("beam-lora-2node", "beam-lora-4node")
+RECIPES = (*LORA_RECIPES, "beam-fullft-8node")
 GPUS_A_NODE = 8
 SHARED: dict[str, Any] = {
     "model.path": "reflection/Beam-1.0-501B-A23B",
     "model.dtype": "bfloat16",
-    "model.lora.rank": 64,
-    "model.lora.alpha": 64,
-    "model.lora.dropout": 0.0,
-    "model.lora.targets": ["all-linear"],
-    "model.lora.normalize_moe_lora": True,
-    "model.lora.sequence_parallel_input_regather": True,
     "data.max_prompt_tokens": 2048,
     "data.chat_template_kwargs": {"reasoning_effort": "minimal"},
     "rollout.sampling.samples_per_group": 8,
@@ -31,7 +26,6 @@ SHARED: dict[str, Any] = {
     "rollout.sampling.top_p": 1.0,
     "rollout.engine.tensor_parallel": 8,
     "rollout.engine.pipeline_parallel": 2,
-    "rollout.engine.max_expert_lora_rank": 8,
     "reward.grader": "math_dapo",
     "reward.overlong.buffer_tokens": 4096,
     "reward.overlong.factor": 1.0,
@@ -47,33 +41,58 @@ SHARED: dict[str, Any] = {
     "algorithm.routing_replay": True,
     "trainer.num_steps": 50,
     "trainer.eval_interval": 5,
-    "trainer.checkpoint_interval": 10,
-    "trainer.resume_mode": "none",
-    "trainer.optimizer.lr": 1e-5,
-    "trainer.optimizer.state": "device",
     "trainer.parallel.tensor": 4,
     "trainer.parallel.expert": 8,
-    "trainer.parallel.pipeline": 2,
     "coordinator.max_staleness": 0,
     "run.placement": "colocated",
     "weights.transport": "nixl",
     "bus.blob_store": "jetstream",
 }
+LORA: dict[str, Any] = {
+    "model.lora.rank": 64,
+    "model.lora.alpha": 64,
+    "model.lora.dropout": 0.0,
+    "model.lora.targets": ["all-linear"],
+    "model.lora.normalize_moe_lora": True,
+    "model.lora.sequence_parallel_input_regather": True,
+    "rollout.engine.max_expert_lora_rank": 8,
+    "trainer.checkpoint_interval": 10,
+    "trainer.resume_mode": "none",
+    "trainer.optimizer.lr": 1e-5,
+    "trainer.optimizer.state": "device",
+    "trainer.parallel.pipeline": 2,
+}
 OWN: dict[str, dict[str, Any]] = {
-    "beam-lora-2node": {
+    "beam-lora-2node": LORA
+    | {
         "rollout.replicas": 1,
         "rollout.sampling.groups_per_step": 32,
         "algorithm.num_mini_batches": 1,
         "trainer.parallel.data": 2,
     },
-    "beam-lora-4node": {
+    "beam-lora-4node": LORA
+    | {
         "rollout.replicas": 2,
         "rollout.sampling.groups_per_step": 64,
         "algorithm.num_mini_batches": 2,
         "trainer.parallel.data": 4,
     },
+    "beam-fullft-8node": {
+        "model.lora.rank": 0,
+        "rollout.replicas": 4,
+        "rollout.sampling.groups_per_step": 64,
+        "rollout.engine.max_expert_lora_rank": 0,
+        "algorithm.num_mini_batches": 2,
+        "trainer.recompute": True,
+        "trainer.checkpoint_interval": 25,
+        "trainer.resume_mode": "latest",
+        "trainer.optimizer.lr": 1e-6,
+        "trainer.optimizer.state": "disk",
+        "trainer.parallel.pipeline": 4,
+        "trainer.parallel.data": 4,
+    },
 }
-NUM_NODES = {"beam-lora-2node": 2, "beam-lora-4node": 4}
+NUM_NODES = {"beam-lora-2node": 2, "beam-lora-4node": 4, "beam-fullft-8node": 8}
 DESCRIPTION = {
     "architectures": ["BeamForCausalLM"],
     "num_attention_heads": 48,
@@ -101,7 +120,7 @@ def value(config: RunConfig, key: str) -> Any:
     return found
 
 
-@pytest.fixture(params=LORA_RECIPES)
+@pytest.fixture(params=RECIPES)
 def recipe(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -126,6 +145,7 @@ def test_an_update_has_32_prompts(recipe: str) -> None:
     assert config.rollout.sampling.groups_per_step / config.algorithm.num_mini_batches == 32
 
 
+@pytest.mark.parametrize("recipe", LORA_RECIPES)
 def test_experts_have_rank_8_and_router_and_head_no_adapter(recipe: str) -> None:
     lora = load_recipe(recipe, environment={}).model.lora
     adapters = adapters_of(ONE_OF_EACH_KIND, lora, DESCRIPTION["num_experts_per_tok"])
@@ -158,14 +178,24 @@ def test_what_the_environment_sets(recipe: str) -> None:
         "REASONING_EFFORT": "high",
         "LOGGER": "wandb",
         "RUN_NAME": "mine",
+        "PROJECT_NAME": "our-beam",
+        "LOG_PATH": "/logs/mine",
     }
     config = load_recipe(recipe, environment=given)
     trainer = config.trainer
     assert (config.model.path, config.run.name) == ("/models/Beam", "mine")
+    assert (config.run.project, config.run.log_path) == ("our-beam", "/logs/mine")
     assert (trainer.checkpoint_path, trainer.export_path) == ("/ckpts/mine", "/exports/mine")
     assert (trainer.saves, trainer.resume_mode, trainer.num_steps) == (False, "latest", 7)
     assert config.data.chat_template_kwargs == {"reasoning_effort": "high"}
     assert "wandb" in config.run.loggers
+
+
+@pytest.mark.parametrize(("given", "expected"), [("/nvme/state", ("disk", "/nvme/state")), ("", ("host", ""))])
+def test_where_all_weights_optimizer_state_is(given: str, expected: tuple[str, str]) -> None:
+    config = load_recipe("beam-fullft-8node", environment={"OPTIMIZER_STATE_DISK_DIR": given})
+    assert (config.trainer.optimizer.state, config.trainer.optimizer.state_dir) == expected
+    assert config.trainer.optimizer.lr == 1e-6
 
 
 def test_what_a_run_writes_lies_at_home_under_its_name(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:

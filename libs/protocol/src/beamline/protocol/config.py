@@ -38,6 +38,10 @@ class RunSection(Section, kw_only=True):
     """One NATS subject token; also the run's folder under `dir`."""
     dir: str = "runs"
     """Summary, report, metrics, logs, evaluation dumps and checkpoints lie in `<dir>/<name>`."""
+    project: str = ""
+    """PROJECT_NAME: of Weights & Biases. Empty is WANDB_PROJECT's, or beamline."""
+    log_path: str = ""
+    """LOG_PATH: the folder of the services' logs. Empty is `<run folder>/logs`, else that is a link to it."""
     seed: int = 0
     placement: Placement = Placement.COLOCATED
     """colocated: services take turns on the devices, a phase is a lease. disaggregated: phases overlap."""

@@ -51,6 +51,8 @@ ENVIRONMENT: dict[str, tuple[str, Callable[[str], Tree]]] = {
     "REASONING_EFFORT": ("data.chat_template_kwargs.reasoning_effort", _one_of(*REASONING_EFFORTS)),
     "LOGGER": ("run.loggers", _loggers),
     "RUN_NAME": ("run.name", _text),
+    "PROJECT_NAME": ("run.project", _text),
+    "LOG_PATH": ("run.log_path", _text),
 }
 """Variable: key and conversion."""
 

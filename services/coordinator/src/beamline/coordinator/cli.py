@@ -14,6 +14,7 @@ import typer
 
 from beamline.coordinator.checkpoint_cli import checkpoint_app
 from beamline.coordinator.data_cli import data_app
+from beamline.coordinator.env_file import load_env_file
 from beamline.coordinator.observe_cli import RunName, Runs, observe_app
 from beamline.protocol.errors import BeamlineError, ConfigError
 
@@ -225,6 +226,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     debug = "--debug" in arguments
     given = [argument for argument in arguments if argument != "--debug"]
     try:
+        load_env_file(os.environ)
         app(given, prog_name="beamline")
         sys.exit(0)
     except (BeamlineError, OSError) as error:

@@ -1,6 +1,7 @@
 """Weights & Biases, in `<run folder>/wandb`: offline where there is no key. Only this file imports wandb.
 
-The library's own settings hold: WANDB_API_KEY, WANDB_MODE, WANDB_PROJECT, WANDB_ENTITY and the rest.
+The library's own settings hold: WANDB_API_KEY, WANDB_MODE, WANDB_ENTITY and the rest; WANDB_PROJECT where `run.project`
+names none.
 """
 
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ import wandb
 from beamline.protocol.config import RunConfig
 
 PROJECT = "beamline"
-"""Where WANDB_PROJECT names no other."""
+"""Where neither the run nor WANDB_PROJECT names one."""
 
 
 class WandbLogger:
@@ -39,7 +40,7 @@ class WandbLogger:
             x_disable_meta=True,
         )
         self._run = wandb.init(
-            project=given.project or PROJECT,
+            project=config.run.project or given.project or PROJECT,
             name=config.run.name,
             group=config.run.name,
             dir=str(run_dir),
@@ -56,3 +57,4 @@ class WandbLogger:
     def close(self) -> None:
         """Write, or upload, what is left."""
         self._run.finish()
+        wandb.teardown()  # its process may still be writing when `finish` returns

@@ -2,7 +2,7 @@
 
 config.json    the configuration that the services read: paths absolute, names resolved, threads counted
 model/ data/   what the recipe names as `asset:` or `task:`
-logs/          one file a worker, and the broker's
+logs/          one file a worker, and the broker's; a link where run.log_path names another folder
 credentials/   one file a bus user
 """
 
@@ -15,6 +15,7 @@ from typing import TextIO
 from msgspec.structs import replace
 
 from beamline.coordinator.launch import leftovers, preflight
+from beamline.coordinator.launch.log_folder import place_logs, remove_logs
 from beamline.coordinator.launch.materials import Materials
 from beamline.coordinator.launch.resume import Origin, Say, find_origin, starting_from
 from beamline.protocol.config import Placement, RunConfig
@@ -53,6 +54,7 @@ class RunFolder:
             leftovers.await_end(path)
         if is_there and overwrite:
             _refuse_own_checkpoint(path, config.trainer.resume_path)
+            remove_logs(path)
             shutil.rmtree(path)
         path.mkdir(parents=True, exist_ok=True)
         return cls(path, _locked(path), is_taken_over=is_taken_over)
@@ -68,6 +70,7 @@ class RunFolder:
                 used.
         """
         try:
+            place_logs(self.path, config.run.log_path)
             placed = self._place(config)
             preflight.check_model(placed)
             return self.begin(placed, find_origin(placed, self.path, begun=self._is_taken_over, say=say))
