@@ -76,7 +76,9 @@ class LoraSlots:
         for name, tensor in tensors:
             if place := self._places.get(name):
                 cut = tensor[tuple(slice(*edges) for edges in place.box)]
-                place.slots[slot].copy_(cut if place.scale == 1 else cut * place.scale)
+                room = place.slots[slot].copy_(cut, non_blocking=True)
+                if place.scale != 1:
+                    room.mul_(place.scale)
                 missing.discard(name)
         if missing:
             raise WeightError(f"the adapter lacks {len(missing)} tensors, one of them {min(missing)}")
