@@ -47,6 +47,8 @@ SERVED = [
     ("tiny-beam", "tensor_parallel"),
     ("tiny-beam", "pipeline_parallel"),
     ("tiny-qwen3-moe", ""),
+    ("tiny-qwen3-moe", "tensor_parallel"),
+    ("tiny-qwen3-moe", "pipeline_parallel"),
 ]
 
 
