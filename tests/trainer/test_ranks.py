@@ -86,8 +86,10 @@ def deals(layout: str) -> tuple[tuple[tuple[int, ...], ...], ...]:
     return tuple((tuple(sample for share in deal for sample in share),) for deal in SHARES)
 
 
-def children(process: Process) -> list[int]:
-    return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+def ranks_of(process: Process) -> list[int]:
+    """Its ranks; a library may have a program of its own running for a moment."""
+    pids = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return [int(pid) for pid in pids if b"beamline.trainer.rank_process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 def alive(pids: list[int]) -> list[int]:
@@ -107,7 +109,7 @@ async def train(model: str, layout: str, folder: Path) -> Trained:
             stats.append(update.stats)
         weights = await ring.weights(update)
         exported = export(await ring.checkpoint(2), folder / "exported")
-        ranks = children(process)
+        ranks = ranks_of(process)
         assert len(ranks) == LAYOUTS[layout].world_size - 1
         if layout not in TRANSPORTS:
             assert ring.sockets == [f"rank-{rank:05d}.sock" for rank in range(len(ranks) + 1)]
@@ -166,7 +168,7 @@ async def test_a_rank_that_is_killed_while_the_others_wait_for_it(tmp_path: Path
     async with open_ring(tmp_path) as ring:
         process = await ring.start(trainer("dp2"), CONFIG)
         await ring.update(START_S)
-        (rank,) = children(process)
+        (rank,) = ranks_of(process)
         os.kill(rank, signal.SIGSTOP)  # rank 0 goes on, into the step's first collective
         await ring.bus.publish(await ring.batch(1, LENGTHS, deals("dp2")))
         await ring.until(lambda heartbeat: heartbeat.state is WorkerState.BUSY)
@@ -182,7 +184,7 @@ async def test_a_rank_without_memory_for_its_weights_ends_the_run_and_no_reader(
         process = await ring.start(trainer("tp2"), CONFIG)
         stage = Stage()
         staged = stage.fetch(await ring.manifest(await ring.update(START_S)))
-        (rank,) = children(process)
+        (rank,) = ranks_of(process)
         resource.prlimit(rank, resource.RLIMIT_FSIZE, (0, 0))  # the system refuses memory to be mapped too
         await ring.bus.publish(await ring.batch(1, LENGTHS, deals("tp2")))
         error = await failure(ring, process, time.monotonic())
@@ -200,7 +202,7 @@ async def test_a_rank_that_is_killed_before_the_ranks_have_met(tmp_path: Path):
     async with open_ring(tmp_path) as ring:
         process = await ring.start(trainer("dp2"), CONFIG)
         await ring.until(is_starting)
-        (rank,) = children(process)
+        (rank,) = ranks_of(process)
         since = time.monotonic()
         os.kill(rank, signal.SIGKILL)
         assert await failure(ring, process, since) == f"rank 1 of the trainer (process {rank}) was killed by SIGKILL"
@@ -210,7 +212,7 @@ async def test_ranks_end_with_rank_0(tmp_path: Path):
     async with open_ring(tmp_path) as ring:
         process = await ring.start(trainer("tp2"), CONFIG)
         await ring.until(is_starting)
-        (rank,) = children(process)
+        (rank,) = ranks_of(process)
         end = os.pidfd_open(rank)
         process.kill()
         await process.wait()
@@ -223,7 +225,7 @@ async def test_a_rank_whose_loss_is_not_finite(tmp_path: Path):
     async with open_ring(tmp_path) as ring:
         process = await ring.start(trainer("dp2"), CONFIG)
         await ring.update(START_S)
-        (rank,) = children(process)
+        (rank,) = ranks_of(process)
         await ring.bus.publish(await ring.batch(1, LENGTHS, deals("dp2"), spoiled=2))
         error = await failure(ring, process, time.monotonic())
         assert error.startswith(f"rank 1 of the trainer (process {rank}) ended by an error:\nTraceback")
