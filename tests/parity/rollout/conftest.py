@@ -83,6 +83,11 @@ def made(name: str, folders: pytest.TempPathFactory) -> Model:
     return Model(name, paths[SEED], paths[OTHER_SEED], load_file(REFERENCES / f"{name}.safetensors"))
 
 
+def ranks_files() -> set[Path]:
+    """By which vLLM's ranks met, where all users' temporary files lie."""
+    return set(Path(tempfile.gettempdir()).glob("vllm_dist_*"))
+
+
 type Start = Callable[..., AbstractAsyncContextManager[Engine]]
 
 
@@ -104,13 +109,14 @@ def start() -> Start:
         from beamline.rollout import vllm_engine, vllm_settings
 
         config = msgspec.structs.replace(ENGINE, **changes)
-        before, shared = set(psutil.Process().children(recursive=True)), segments()
+        before, shared, files = set(psutil.Process().children(recursive=True)), segments(), ranks_files()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(vllm_settings, "WORKER", worker or vllm_settings.WORKER)
             engine = await vllm_engine.VllmEngine.start(
                 path, dtype=dtype, max_model_tokens=MAX_MODEL_TOKENS, config=config, lora=lora
             )
-        started = set(psutil.Process().children(recursive=True)) - before
+        started, engine_folder = set(psutil.Process().children(recursive=True)) - before, engine._scratch.path
+        assert any(path.is_socket() for path in engine_folder.iterdir()) and engine_folder.stat().st_mode & 0o77 == 0
         num_ranks = config.tensor_parallel * config.pipeline_parallel
         assert len(started) >= (1 if num_ranks == 1 else 1 + num_ranks), "engine core and ranks are processes"
         try:
@@ -122,6 +128,7 @@ def start() -> Start:
         assert not alive, f"still running after close: {alive}"
         left = {name for name in segments() - shared if name.startswith("vllm")}
         assert not left, f"still in shared memory after close: {left}"
+        assert not engine_folder.exists() and ranks_files() <= files
 
     return running
 

@@ -34,6 +34,7 @@ from beamline.rollout.lora.adapter_policies import AdapterPolicies
 from beamline.rollout.lora.budget import plan_slots
 from beamline.rollout.policies import Policies, WholeWeights
 from beamline.rollout.ranks import Ranks
+from beamline.rollout.scratch import Scratch
 from beamline.rollout.stop_texts import EXTRA_ARG
 from beamline.rollout.vllm_settings import end_deadline_s, engine_args
 from beamline.rollout.vllm_stats import measure
@@ -47,10 +48,11 @@ class VllmEngine:
         llm: started by `start`.
         model_path: its Hugging Face directory.
         policies: how it holds them.
+        scratch: where its processes meet.
     """
 
-    def __init__(self, llm: AsyncLLM, model_path: Path, policies: Policies) -> None:
-        self._llm, self.meter = llm, measure(llm)
+    def __init__(self, llm: AsyncLLM, model_path: Path, policies: Policies, scratch: Scratch) -> None:
+        self._llm, self.meter, self._scratch = llm, measure(llm), scratch
         self._policies, self._call = policies, Ranks(llm).call
         self._tokenizer = Tokenizer.from_file(str(checkpoint.tokenizer_file(model_path)))
         self._end_tokens = checkpoint.end_tokens(model_path)
@@ -94,12 +96,18 @@ class VllmEngine:
         vllm_config = args.create_engine_config()
         if current_platform.is_cpu():
             environment.start_engine_by_fork()
-        llm = AsyncLLM.from_vllm_config(vllm_config, disable_log_stats=False)
+        scratch = Scratch()
+        try:
+            with scratch.in_use():
+                llm = AsyncLLM.from_vllm_config(vllm_config, disable_log_stats=False)
+        except BaseException:
+            scratch.remove()
+            raise
         if slots is None:
-            return cls(llm, model_path, WholeWeights(Ranks(llm), checkpoint.tensor_shapes(model_path)))
+            return cls(llm, model_path, WholeWeights(Ranks(llm), checkpoint.tensor_shapes(model_path)), scratch)
         policies = AdapterPolicies(Ranks(llm), model_path, dtype, slots, policy_version)
         await policies.begin()
-        return cls(llm, model_path, policies)
+        return cls(llm, model_path, policies, scratch)
 
     async def generate(self, group: PromptGroup, stop: asyncio.Event | None = None) -> list[Completion]:
         num_tokens = len(group.prompt_tokens) + group.sampling.max_tokens
@@ -194,6 +202,7 @@ class VllmEngine:
 
     async def close(self) -> None:
         self._llm.shutdown(end_deadline_s(self._llm.vllm_config))
+        self._scratch.remove()
         del self._llm, self._call, self._policies
 
     async def _sample(self, sample: Sample) -> Completion:
