@@ -89,7 +89,14 @@ def deals(layout: str) -> tuple[tuple[tuple[int, ...], ...], ...]:
 def ranks_of(process: Process) -> list[int]:
     """Its ranks; a library may have a program of its own running for a moment."""
     pids = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    return [int(pid) for pid in pids if b"beamline.trainer.rank_process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [int(pid) for pid in pids if b"beamline.trainer.rank_process" in command_of(pid)]
+
+
+def command_of(pid: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):  # it has ended
+        return b""
 
 
 def alive(pids: list[int]) -> list[int]:

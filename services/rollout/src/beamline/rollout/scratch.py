@@ -1,4 +1,4 @@
-"""What vLLM puts on a disk beside nothing else: the sockets of its processes, and the file by which its ranks meet."""
+"""What vLLM leaves on a disk: the sockets of its processes, and the file by which its ranks meet."""
 
 import shutil
 import tempfile
